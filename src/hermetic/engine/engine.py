@@ -1,0 +1,536 @@
+"""The engine of one worker: who computes next, under which pages, and what may be said about it.
+
+One object for every role. A unified worker submits jobs and gets tokens; a prefill worker submits jobs and gets pages
+and first tokens (`PagesReady`, `PromptDone`); a decode worker reserves pages, has them filled from outside, and lets the
+job `enter`. Each `step` computes one token for every running sequence and up to `chunk` prompt tokens beside them.
+
+The one thing to know: nothing of a step leaves it before its verification is clean. Events are made after the check,
+for sequences that passed it; a page that fails takes down exactly the jobs whose page tables hold it.
+
+Waiting. Jobs are admitted by age. One that does not fit now lets younger ones pass, at most MAX_PASSED of them; then
+everybody behind it waits until it is placed, which running requests guarantee by ending. One that can never fit is
+refused at the door (`admit`), so nobody waits for pages that cannot come.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from hermetic.engine.batch import Piece, build, check_piece, check_rows
+from hermetic.engine.runner import Result, Runner
+from hermetic.engine.sequence import (
+    Done,
+    Emit,
+    Event,
+    First,
+    Job,
+    JobDone,
+    JobFailed,
+    PagesReady,
+    Phase,
+    Preempted,
+    PromptDone,
+    Reserved,
+    Sequence,
+    Started,
+)
+from hermetic.handoff.messages import Key
+from hermetic.handoff.outcome import Refused
+from hermetic.kv.lineage import Chain, Hasher
+from hermetic.kv.pool import I32, Kind, Lease, OwnershipError, PoolExhausted
+from hermetic.kv.seals import SealKey
+from hermetic.model.errors import NonFiniteLogits
+from hermetic.model.sampling import Sampled, SampleRow, sample
+
+MAX_PASSED = 16  # younger requests that may overtake a waiting one
+
+
+class Role(Enum):
+    UNIFIED = "unified"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass
+class EngineCounters:
+    """Running totals of this engine."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    tag_checks: int = 0  # page tables compared with the tags, sequences x steps
+    tiles_verified_read: int = 0
+    requests_verified_read: int = 0
+    kv_integrity_failures: int = 0
+    forks: int = 0
+    requests: int = 0
+
+
+class Engine:
+    """Scheduler over one runner. Not thread-safe: one loop drives it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        hasher: Hasher,
+        key: SealKey,
+        role: Role,
+        window: int,
+        eos: Iterable[int],
+        chunk: int = 512,
+    ) -> None:
+        self.runner, self.role, self.chunk = runner, role, chunk
+        self.pool, self.rows, self._hasher, self._key = runner.pool, runner.rows, hasher, key
+        self.size = self.pool.geometry.page_size
+        self.eos = tuple(eos)
+        self.counters = EngineCounters()
+        # What one sequence can ever be here: the model's window, the pool, and a row's table.
+        self.max_tokens = min(window, self.pool.count * self.size)
+        self._waiting: list[Sequence] = []  # by age
+        self._prefilling: list[Sequence] = []  # by age
+        self._running: list[Sequence] = []  # by age
+        self._reserved: dict[Key, Sequence] = {}
+        self._live: dict[Key, set[Sequence]] = {}
+        self._rows_promised = 0  # rows that admitted jobs will need and do not have yet
+        self._events: list[Event] = []
+        self._room_seen = self._room()
+
+    # ---------------------------------------------------------------- entering
+
+    def admit(self, job: Job) -> Refused | None:
+        """Whether this engine could ever serve the job: a refusal by its own numbers, before anything is allocated."""
+        tokens, wanted = len(job.tokens), job.prompt + job.params.max_tokens
+        if tokens < 1 or job.prompt < 1:
+            return Refused("empty_prompt", "the prompt has no tokens")
+        if max(tokens + 1, wanted) > self.max_tokens:
+            return Refused(
+                "context_length_exceeded",
+                f"{job.prompt} prompt tokens and up to {job.params.max_tokens} output tokens make {wanted}; "
+                f"this {self.role.value} worker holds at most {self.max_tokens} tokens of one request "
+                f"({self.pool.count} pages of {self.size})",
+            )
+        vocab = self.runner.model.config.vocab
+        if int(job.tokens.min()) < 0 or int(job.tokens.max()) >= vocab:
+            return Refused("invalid_token_id", f"token ids must be from 0 to {vocab - 1}")
+        if not 1 <= job.n <= self.rows.capacity:
+            return Refused(
+                "invalid_request",
+                f"n is {job.n}; this worker runs at most {self.rows.capacity} choices at once",
+            )
+        if job.key in self._live:
+            return Refused("duplicate_attempt", f"attempt {job.key} is here already")
+        return None
+
+    def submit(self, job: Job) -> None:
+        """Queue an admitted job: for computing, or on a decode worker for its reservation."""
+        assert self.admit(job) is None
+        seq = Sequence(job, job.choice, job.tokens.tolist(), self._chain(job))
+        self._live[job.key] = {seq}
+        bisect.insort(self._waiting, seq, key=lambda s: s.job.age)
+        self.counters.requests += 1
+
+    def reserved(self, key: Key) -> Sequence:
+        """Decode: the sequence whose pages are being filled; its chain says what each page must hold."""
+        return self._reserved[key]
+
+    def pages(self, key: Key) -> I32:
+        """The page table of a job that has one sequence here (a prompt being computed or landing)."""
+        (seq,) = self._live[key]
+        return seq.pages
+
+    def enter(self, key: Key, firsts: tuple[First, ...]) -> None:
+        """Decode: all pages of the prompt are tagged and verified; go on from the first tokens."""
+        seq = self._reserved.pop(key)
+        if len(firsts) != seq.job.n:
+            self._fail(key, "kv_integrity", f"{len(firsts)} first tokens came for {seq.job.n} choices")
+            return
+        assert seq.growing is not None
+        tail = seq.job.tokens.size // self.size  # first page that a row may still be added to
+        landed, seq.full = seq.growing, self._empty(Kind.READ, key)
+        self.pool.convert(landed, seq.pages[:tail], seq.full)
+        seq.growing = self._empty(Kind.APPEND, key)
+        self.pool.convert(landed, seq.pages[tail:], seq.growing)
+        self.pool.close(landed)
+        seq.computed = len(seq.tokens)
+        self._begin(seq, firsts)
+
+    def cancel(self, key: Key, choice: int | None = None) -> bool:
+        """Drop a job, or one of its choices. No event follows for what was dropped. False if it is not here."""
+        live = self._live.get(key)
+        if live is None:
+            return False
+        for seq in [s for s in live if choice is None or s.choice == choice]:
+            self._drop(seq)
+        if not live:
+            del self._live[key]
+            if choice is not None:
+                self._events.append(JobDone(key))
+        return True
+
+    def fail(self, key: Key, code: str, reason: str) -> None:
+        """End a job by a fault that was found outside (a page that did not land)."""
+        self._fail(key, code, reason)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._events or self._prefilling or self._running or self._room() != self._room_seen)
+
+    def _room(self) -> tuple[int, int, int]:
+        """What admission depends on; while it does not change, trying again is idle work."""
+        return len(self._waiting), self.pool.free, self.rows.free - self._rows_promised
+
+    def depth(self) -> dict[str, int]:
+        """How many sequences are in each phase."""
+        return {
+            "waiting": len(self._waiting),
+            "reserved": len(self._reserved),
+            "prefilling": len(self._prefilling),
+            "running": len(self._running),
+        }
+
+    # -------------------------------------------------------------------- step
+
+    def step(self) -> list[Event]:
+        """Admit, compute one step, check it, and say what came of it."""
+        self._admit_waiting()
+        decode = self._make_room()
+        pieces = self._pieces()
+        decode, pieces = self._check_tags(decode, pieces)
+        if decode or pieces:
+            self._compute(decode, pieces)
+        events, self._events = self._events, []
+        return events
+
+    def _check_tags(self, decode: list[Sequence], pieces: list[Piece]) -> tuple[list[Sequence], list[Piece]]:
+        """Leave out (and fail) every sequence whose page table does not hold what it expects."""
+        while (wrong := check_rows(self.pool, self.rows, decode)) is not None:
+            seq, mismatch = wrong
+            self._fail(seq.job.key, "kv_integrity", f"page {mismatch.index} of the batch: {mismatch.reason}")
+            decode = [s for s in decode if s.phase is Phase.RUNNING]
+        for piece in pieces:
+            if piece.seq.phase is not Phase.PREFILLING:
+                continue
+            found = check_piece(self.pool, piece)
+            if found is not None:
+                self._fail(
+                    piece.seq.job.key, "kv_integrity", f"page {found.index} of the prompt: {found.reason}"
+                )
+        self.counters.tag_checks += len(decode) + len(pieces)
+        return decode, [p for p in pieces if p.seq.phase is Phase.PREFILLING]
+
+    def _compute(self, decode: list[Sequence], pieces: list[Piece]) -> None:
+        step = build(self.pool, self.rows, self._key.bind, decode, pieces)
+        result = self.runner.run(step)
+        self.counters.steps += 1
+        self._settle_reads(result, len(decode) + len(pieces))
+        # Only now, with every failed sequence gone, does the step's work count.
+        self._commit(step.page, step.first + step.count, step.lineages, decode, pieces)
+        self._advance(decode, pieces, result)
+
+    def _settle_reads(self, result: Result, sequences: int) -> None:
+        if self.runner.verify:
+            self.counters.tiles_verified_read += result.tiles
+            self.counters.requests_verified_read += sequences - len(result.bad)
+        pages = {int(seq.pages[index]) for seq, index in result.bad.items()}
+        if not pages:
+            return
+        self.pool.quarantine(sorted(pages))
+        hit = {
+            seq.job.key
+            for live in self._live.values()
+            for seq in live
+            if pages.intersection(seq.pages.tolist())
+        }
+        hit |= {seq.job.key for seq in result.bad}
+        for key in hit:
+            self._fail(key, "kv_integrity", "a page of this request failed verification when it was read")
+
+    def _commit(
+        self, page: I32, fill: I32, lineages: np.ndarray, decode: list[Sequence], pieces: list[Piece]
+    ) -> None:
+        """Tag what was written, for sequences that are still alive, and make full pages read-only."""
+        owners: list[Sequence] = list(decode)
+        for piece in pieces:
+            owners += [piece.seq] * (-(-(piece.start + piece.count) // self.size) - piece.start // self.size)
+        alive = np.fromiter(
+            (s.phase in (Phase.RUNNING, Phase.PREFILLING) for s in owners), np.bool_, len(owners)
+        )
+        self.pool.set_tags(page[alive], lineages[alive], fill[alive])
+        for i in np.flatnonzero(alive & (fill == self.size)):
+            seq = owners[i]
+            assert seq.growing is not None
+            assert seq.full is not None
+            self.pool.convert(seq.growing, page[i : i + 1], seq.full)
+
+    def _advance(self, decode: list[Sequence], pieces: list[Piece], result: Result) -> None:
+        self.counters.prompt_tokens += sum(p.count for p in pieces)
+        wanted: list[tuple[int, Sequence, int]] = []  # row of the logits, sequence, choice
+        for i, seq in enumerate(decode):
+            if seq.phase is Phase.RUNNING:
+                seq.computed += 1
+                wanted.append((i, seq, seq.choice))
+        finished: list[Sequence] = []
+        at = len(decode)
+        for piece in pieces:
+            seq, row = piece.seq, at
+            at += piece.last
+            if seq.phase is not Phase.PREFILLING:
+                continue
+            seq.computed += piece.count
+            if self.role is Role.PREFILL and not piece.last:
+                self._events.append(PagesReady(seq.job.key, seq.computed // self.size))
+            if piece.last:
+                finished.append(seq)
+                wanted += [(row, seq, seq.job.choice + i) for i in range(seq.job.n)]
+        firsts: dict[Sequence, list[First]] = {seq: [] for seq in finished}
+        for seq, choice, got in self._sample(wanted, result):
+            if seq in firsts:
+                firsts[seq].append(First(got.token, got.logprob, got.top))
+            elif seq.phase is Phase.RUNNING:
+                self._append(seq, choice, got)
+        for seq in finished:
+            if seq.phase is Phase.PREFILLING:
+                self._prompt_done(seq, tuple(firsts[seq]))
+
+    def _sample(
+        self, wanted: list[tuple[int, Sequence, int]], result: Result
+    ) -> list[tuple[Sequence, int, Sampled]]:
+        """Sample every wanted row; a row of logits that is not finite fails its own job only."""
+        if not wanted:
+            return []
+        rows = [
+            SampleRow(s.job.params, s.job.seed + c, s.outputs, s.tokens[s.job.prompt :]) for _, s, c in wanted
+        ]
+        logits = (
+            result.logits[[r for r, _, _ in wanted]] if len(wanted) != len(result.logits) else result.logits
+        )
+        try:
+            got = sample(logits, rows)
+        except NonFiniteLogits as error:
+            lost = {wanted[r][1].job.key for r in error.rows}
+            for key in lost:
+                self._fail(key, "numerical_error", "the model's output was not a number")
+            return self._sample([w for w in wanted if w[1].job.key not in lost], result)
+        return [(seq, choice, g) for (_, seq, choice), g in zip(wanted, got, strict=True)]
+
+    # ----------------------------------------------------------- life of a choice
+
+    def _append(self, seq: Sequence, choice: int, got: Sampled | First) -> None:
+        """One more output token: emit it, and end the choice if it was the last."""
+        seq.tokens.append(got.token)
+        self.counters.output_tokens += 1
+        key, params = seq.job.key, seq.job.params
+        self._events.append(Emit(key, choice, got.token, got.logprob, got.top))
+        if got.token in params.stop_token_ids or (got.token in self.eos and not params.ignore_eos):
+            self._done(seq, "stop", got.token)
+        elif seq.outputs >= params.max_tokens or len(seq.tokens) >= self.max_tokens:
+            self._done(seq, "length", None)
+
+    def _done(self, seq: Sequence, reason: str, stop_token: int | None) -> None:
+        key = seq.job.key
+        self._events.append(Done(key, seq.choice, reason, stop_token))
+        self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        key = seq.job.key
+        self._drop(seq)
+        if not self._live[key]:
+            del self._live[key]
+            self._events.append(JobDone(key))
+
+    def _prompt_done(self, seq: Sequence, firsts: tuple[First, ...]) -> None:
+        self._prefilling.remove(seq)
+        if self.role is Role.PREFILL:
+            # The caller takes its send leases on these pages before it lets go of ours with `cancel`.
+            self._events.append(PagesReady(seq.job.key, len(seq.pages)))
+            self._events.append(PromptDone(seq.job.key, firsts))
+        else:
+            self._begin(seq, firsts)
+
+    def _begin(self, seq: Sequence, firsts: tuple[First, ...]) -> None:
+        """Start decoding: choice 0 goes on with the prompt's own pages, the others share the full ones and copy the tail."""
+        children = [(first, self._fork(seq, seq.choice + i)) for i, first in enumerate(firsts[1:], start=1)]
+        self._rows_promised -= seq.job.n
+        self._enter_row(seq)
+        self._append(seq, seq.choice, firsts[0])
+        for first, child in children:
+            if child.growing is None:  # no page for its tail
+                self.counters.output_tokens += 1
+                child.tokens.append(first.token)
+                self._events.append(Emit(child.job.key, child.choice, first.token, first.logprob, first.top))
+                self._preempt(child)
+                continue
+            self._enter_row(child)
+            self._append(child, child.choice, first)
+
+    def _fork(self, parent: Sequence, choice: int) -> Sequence:
+        """A child over the parent's prompt. Shared pages are leased; the tail is verified, copied and verified again."""
+        key, tokens = parent.job.key, len(parent.tokens)
+        assert parent.full is not None
+        child = Sequence(
+            parent.job, choice, list(parent.tokens), parent.chain.fork(), Phase.WAITING, computed=tokens
+        )
+        self._live[key].add(child)
+        shared, fill = divmod(tokens, self.size)
+        child.full = self.pool.lease(Kind.READ, str(key), parent.pages[:shared])
+        child.pages = child.full.pages.copy()
+        self.counters.forks += 1
+        try:
+            child.growing = self.pool.allocate(1 if fill else 0, str(key))
+        except PoolExhausted:
+            return child
+        if not fill:
+            return child
+        tail, copy = parent.pages[shared : shared + 1], child.growing.pages
+        expect = (
+            np.array([fill], np.int32),
+            child.chain.words[shared : shared + 1],
+            child.chain.binds[shared : shared + 1],
+        )
+        kernels, memory = self.runner.kernels, self.pool.memory
+        good = kernels.verify_pages(memory, tail, *expect).all()
+        if good:
+            kernels.copy_rows(memory, tail, memory, copy, expect[0])
+            good = kernels.verify_pages(memory, copy, *expect).all()
+        if good:
+            self.pool.set_tags(copy, child.chain.lineages[shared : shared + 1], expect[0])
+        # else: the copy stays untagged, and the tag check of the next step fails the request
+        child.pages = np.concatenate([child.pages, copy])
+        return child
+
+    def _enter_row(self, seq: Sequence) -> None:
+        seq.phase = Phase.RUNNING
+        self.rows.enter(seq)
+        bisect.insort(self._running, seq, key=lambda s: s.job.age)
+
+    # ------------------------------------------------------------------- pages
+
+    def _admit_waiting(self) -> None:
+        """Give waiting jobs their pages, oldest first (see "Waiting" above)."""
+        placed: list[Sequence] = []
+        for i, seq in enumerate(self._waiting):
+            pages = self.pool.geometry.pages_for(len(seq.tokens) + (self.role is not Role.PREFILL))
+            # One page of headroom for each running sequence, unless nothing runs that could give pages back.
+            spare = len(self._running) if self._running or self._reserved or self._prefilling else 0
+            rows = 0 if self.role is Role.PREFILL else seq.job.n
+            if pages + spare <= self.pool.free and rows <= self.rows.free - self._rows_promised:
+                self._place(seq, pages, rows)
+                placed.append(seq)
+                for older in self._waiting[:i]:
+                    older.passed += older.phase is Phase.WAITING
+            elif seq.passed >= MAX_PASSED:
+                break
+        for seq in placed:
+            self._waiting.remove(seq)
+        self._room_seen = self._room()
+
+    def _place(self, seq: Sequence, pages: int, rows: int) -> None:
+        key = seq.job.key
+        self._rows_promised += rows
+        decode = self.role is Role.DECODE
+        seq.growing = self.pool.allocate(pages, str(key), Kind.RECEIVE if decode else Kind.APPEND)
+        seq.pages = seq.growing.pages.copy()
+        if decode:
+            seq.phase = Phase.RESERVED
+            seq.chain.extend(
+                seq.job.tokens
+            )  # what we will expect of every page, from the gateway's tokens alone
+            self._reserved[key] = seq
+            self._events.append(Reserved(key))
+        else:
+            seq.full = self._empty(Kind.READ, key)
+            seq.phase = Phase.PREFILLING
+            bisect.insort(self._prefilling, seq, key=lambda s: s.job.age)
+            self._events.append(Started(key))
+
+    def _make_room(self) -> list[Sequence]:
+        """A page for every running sequence's next row; the youngest give theirs back when the pool is dry."""
+        for seq in list(self._running):
+            while seq.phase is Phase.RUNNING and seq.computed == len(seq.pages) * self.size:
+                assert seq.growing is not None
+                try:
+                    page = self.pool.extend(seq.growing, 1)
+                except PoolExhausted:
+                    self._preempt(self._running[-1])
+                    continue
+                self.rows.add_page(seq, int(page[0]))
+        return list(self._running)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Give back a choice's pages; it runs again from everything it has (I4: not an end, and never shown as one)."""
+        key, job = seq.job.key, seq.job
+        self.counters.preemptions += 1
+        if self.role is Role.UNIFIED:
+            again = replace(job, tokens=np.array(seq.tokens, np.int64), n=1, choice=seq.choice)
+            waiting = Sequence(again, seq.choice, list(seq.tokens), self._chain(again))
+            self._live[key].add(waiting)
+            bisect.insort(self._waiting, waiting, key=lambda s: s.job.age)
+            self._drop(seq)
+        else:
+            self._events.append(Preempted(key, seq.choice))
+            self._leave(seq)
+
+    def _pieces(self) -> list[Piece]:
+        """Up to `chunk` prompt tokens, oldest prompts first."""
+        room, pieces = self.chunk, []
+        for seq in self._prefilling:
+            count = min(room, len(seq.tokens) - seq.computed)
+            if count < 1:
+                break
+            pieces.append(Piece(seq, seq.computed, count))
+            room -= count
+        return pieces
+
+    # ------------------------------------------------------------------- ending
+
+    def _fail(self, key: Key, code: str, reason: str) -> None:
+        live = self._live.get(key)
+        if live is None:
+            return
+        for seq in list(live):
+            self._drop(seq)
+        self._live.pop(key, None)
+        # Nothing of a failed job is said any more, also not what this step has said already.
+        self._events = [e for e in self._events if e.key != key]
+        if code == "kv_integrity":
+            self.counters.kv_integrity_failures += 1
+        self._events.append(JobFailed(key, code, reason))
+
+    def _drop(self, seq: Sequence) -> None:
+        """Take a sequence out of wherever it is and close its leases."""
+        match seq.phase:
+            case Phase.WAITING:
+                if seq in self._waiting:
+                    self._waiting.remove(seq)
+            case Phase.RESERVED:
+                self._reserved.pop(seq.job.key, None)
+                self._rows_promised -= seq.job.n
+            case Phase.PREFILLING:
+                if seq in self._prefilling:
+                    self._prefilling.remove(seq)
+                self._rows_promised -= 0 if self.role is Role.PREFILL else seq.job.n
+            case Phase.RUNNING:
+                self._running.remove(seq)
+                self.rows.leave(seq)
+            case Phase.GONE:
+                raise OwnershipError(f"{seq} is dropped twice")
+        seq.phase = Phase.GONE
+        for lease in (seq.full, seq.growing):
+            if lease is not None:
+                self.pool.close(lease)
+        live = self._live.get(seq.job.key)
+        if live is not None:
+            live.discard(seq)
+
+    def _chain(self, job: Job) -> Chain:
+        return Chain(self._hasher, job.root, self.size, self._key.bind)
+
+    def _empty(self, kind: Kind, key: Key) -> Lease:
+        return self.pool.allocate(0, str(key), kind)

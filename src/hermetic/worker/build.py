@@ -1,0 +1,152 @@
+"""From options to a worker: sizes first (they can refuse to start), then weights, kernels and pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from hermetic.kv.geometry import Geometry
+from hermetic.kv.lineage import Hasher, Secret
+from hermetic.kv.pool import Pool
+from hermetic.kv.seals import SealKey
+from hermetic.model.config import ModelConfig
+from hermetic.options import OptionError, format_size
+from hermetic.worker.core import Parts, Send, Worker, numeric_mode
+from hermetic.worker.messages import WorkerInfo
+from hermetic.worker.wire import CurveKeys, new_incarnation
+
+VERIFY = ("tags", "landing", "read")
+Progress = Callable[[float, str], None]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """Everything a worker process is told at start. Holds secrets: it travels on standard input only."""
+
+    name: str
+    role: str
+    model: str
+    dtype: str
+    kv_bytes: int
+    page_size: int
+    verify: str
+    context_length: int | None
+    chunk: int
+    max_batch: int
+    threads: int
+    host: str
+    secret: bytes
+    keys: CurveKeys
+    log_format: str
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What a worker's memory comes to."""
+
+    geometry: Geometry
+    pages: int
+    window: int
+
+
+def sizes(config: WorkerConfig, model: ModelConfig) -> Sizes:
+    """Measure the pool against what was asked. Raises OptionError with both numbers and what would fit."""
+    if config.page_size < 1 or config.page_size > 512:
+        raise OptionError(f"--page-size {config.page_size}: a page holds 1 to 512 tokens")
+    dtype = "f32" if config.dtype == "float32" else "bf16"
+    geometry = Geometry.attention(config.page_size, model.layers, model.kv_heads, model.head_dim, dtype)
+    pages, option = config.kv_bytes // geometry.stride, _option(config.role)
+    if pages < 1:
+        raise OptionError(
+            f"{option} {format_size(config.kv_bytes)} does not hold one page: a page of {config.page_size} tokens of this "
+            f"model takes {format_size(geometry.stride)}; give at least that, or a smaller --page-size"
+        )
+    window = model.window
+    if config.context_length is not None:
+        if config.context_length < 2:
+            raise OptionError(
+                f"--context-length {config.context_length}: a prompt and an answer need at least 2 tokens"
+            )
+        if config.context_length > model.window:
+            raise OptionError(
+                f"--context-length {config.context_length} is more than the model's window of {model.window} tokens; "
+                f"{model.window} would fit"
+            )
+        held = pages * config.page_size
+        if config.context_length > held:
+            needed = geometry.pages_for(config.context_length) * geometry.stride
+            raise OptionError(
+                f"--context-length {config.context_length} does not fit the {config.role} pool: {option} "
+                f"{format_size(config.kv_bytes)} holds {held} tokens ({pages} pages of {config.page_size}). "
+                f"--context-length {held} would fit, or {option} {needed} (bytes) for {config.context_length} tokens"
+            )
+        window = config.context_length
+    if window < 2 or pages * config.page_size < 2:
+        raise OptionError(
+            f"{option} {format_size(config.kv_bytes)} holds {pages * config.page_size} token; two are needed"
+        )
+    return Sizes(geometry, pages, window)
+
+
+def _option(role: str) -> str:
+    return "--prefill-kv" if role == "prefill" else "--decode-kv"
+
+
+def build(config: WorkerConfig, send: Send, progress: Progress) -> Worker:
+    """Load and compile everything. Raises OptionError or ModelError for what the user can mend."""
+    import numba
+    import torch
+
+    from hermetic.engine.batch import Rows
+    from hermetic.engine.engine import Engine, Role
+    from hermetic.engine.runner import Runner
+    from hermetic.kernels.numba_cpu import NumbaKernels
+    from hermetic.model.decoder import Decoder
+    from hermetic.model.source import locate
+    from hermetic.model.weights import read_config
+    from hermetic.worker.decode import DecodeWorker
+    from hermetic.worker.prefill import PrefillWorker
+
+    torch.set_num_threads(config.threads)
+    numba.set_num_threads(min(config.threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    source = locate(config.model)
+    measured = sizes(config, read_config(source))
+    decoder = Decoder.load(source, config.dtype, lambda fraction, text: progress(0.8 * fraction, text))
+    geometry, secret, model = measured.geometry, Secret(config.secret), decoder.config
+    pool = Pool(geometry, measured.pages)
+    key = SealKey(secret, geometry)
+    kernels = NumbaKernels(geometry, key, model.heads, model.head_dim**-0.5, geometry.components[0].dtype)  # type: ignore[arg-type]
+    progress(0.8, "compiling attention kernels")
+    kernels.warm()
+    max_tokens = min(measured.window, pool.count * geometry.page_size)
+    rows = Rows(config.max_batch, geometry.pages_for(max_tokens))
+    runner = Runner(decoder, kernels, pool, rows, verify_reads=config.verify == "read")
+    hasher = Hasher(secret)
+    engine = Engine(runner, hasher, key, Role(config.role), max_tokens, model.eos_token_ids, config.chunk)
+    info = WorkerInfo(
+        worker=config.name,
+        role=config.role,
+        incarnation=new_incarnation(),
+        pid=os.getpid(),
+        model=decoder.fingerprint,
+        numeric=numeric_mode(config.dtype),
+        position=f"{model.rope.kind} {model.rope.scaling!r} {','.join(repr(f) for f in model.rope.inv_freq)}",
+        geometry=geometry,
+        key_id=secret.key_id,
+        pages=pool.count,
+        page_size=geometry.page_size,
+        max_tokens=max_tokens,
+        window=model.window,
+        vocab=model.vocab,
+        max_batch=config.max_batch,
+        verify=config.verify,
+    )
+    parts = Parts(info, engine, hasher)
+    progress(1.0, "ready")
+    match engine.role:
+        case Role.PREFILL:
+            return PrefillWorker(parts, send)
+        case Role.DECODE:
+            return DecodeWorker(parts, send, verify_landing=config.verify != "tags")
+        case Role.UNIFIED:
+            return Worker(parts, send)
