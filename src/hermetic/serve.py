@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import uvicorn
+import uvloop
 
+from hermetic.console import StartProgress
 from hermetic.gateway import supervisor
 from hermetic.gateway.app import create_app
 from hermetic.gateway.backend import Failed
@@ -20,16 +22,26 @@ from hermetic.gateway.cluster import Cluster
 from hermetic.gateway.supervisor import COMMAND, StartError, WorkerHandle
 from hermetic.gateway.tenants import Tenants, tenants_for
 from hermetic.kv.lineage import Secret
+from hermetic.model.errors import ModelError
 from hermetic.model.source import locate
 from hermetic.model.tokenizer import Tokenizer
 from hermetic.model.weights import read_config
 from hermetic.options import OptionError, ServeOptions
+from hermetic.telemetry import logs
 from hermetic.worker.build import VERIFY, WorkerConfig, sizes
 from hermetic.worker.wire import CurveKeys
 
 WORKER_HOST = "127.0.0.1"  # workers of one `serve` talk over loopback
 DTYPES = ("bf16", "float32")
 MODES = ("disaggregated", "unified")
+
+
+Commands = Callable[[WorkerConfig], Sequence[str]]
+"""The command line that starts a worker. Always the product's own, but in the lab, which starts broken ones."""
+
+
+def product_command(_config: WorkerConfig) -> Sequence[str]:
+    return COMMAND
 
 
 @dataclass
@@ -85,11 +97,9 @@ def worker_configs(options: ServeOptions, keys: CurveKeys, secret: Secret) -> li
 async def deployment(
     options: ServeOptions,
     progress: supervisor.Progress,
-    commands: Callable[[WorkerConfig], Sequence[str]] = lambda _config: COMMAND,
+    commands: Commands = product_command,
 ) -> AsyncIterator[Deployment]:
-    """Start all workers, pair them, and end them on the way out. Raises OptionError, ModelError, StartError, Failed.
-
-    `commands` is for the lab, which starts workers with something broken."""
+    """Start all workers, pair them, and end them on the way out. Raises OptionError, ModelError, StartError, Failed."""
     keys, secret = CurveKeys.make(), Secret.random()
     source = locate(options.model)
     configs = worker_configs(options, keys, secret)
@@ -147,7 +157,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def run(
-    options: ServeOptions, progress: supervisor.Progress, announce: Callable[[str, Cluster], None]
+    options: ServeOptions,
+    progress: supervisor.Progress,
+    announce: Callable[[str, Cluster], None],
+    commands: Commands = product_command,
 ) -> None:
     """Serve until a signal comes. `announce` is called once with the URL when requests are answered."""
     tenants = tenants_for(options.api_keys, options.host)
@@ -156,7 +169,7 @@ async def run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(_serve(options, tenants, sock, progress, announce, stop))
+    serving = asyncio.create_task(_serve(options, tenants, sock, progress, announce, commands, stop))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -175,9 +188,10 @@ async def _serve(
     sock: socket.socket,
     progress: supervisor.Progress,
     announce: Callable[[str, Cluster], None],
+    commands: Commands,
     stop: asyncio.Event,
 ) -> None:
-    async with deployment(options, progress) as running:
+    async with deployment(options, progress, commands) as running:
         tokenizer = await asyncio.to_thread(Tokenizer.load, locate(options.model))
         app = create_app(running.cluster, tokenizer, tenants)
         config = uvicorn.Config(
@@ -194,9 +208,8 @@ async def _serve(
         announce(f"http://{shown}:{port}", running.cluster)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         try:
-            await asyncio.wait(
-                {serving, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED
-            )
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             server.should_exit = server.force_exit = True
             await asyncio.wait({serving}, timeout=2)
@@ -209,17 +222,15 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def main(options: ServeOptions) -> int:
+def main(options: ServeOptions, commands: Commands = product_command) -> int:
     """The command. Returns the exit code; writes one clear line for whatever went wrong."""
-    from hermetic.console import StartProgress
-    from hermetic.model.errors import ModelError
-
     show = StartProgress()
     try:
-        import uvloop
-
+        logs.setup(options.log_format)
         with show, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(options, show.update, lambda url, cluster: show.ready(url, cluster.capacity())))
+            runner.run(
+                run(options, show.update, lambda url, cluster: show.ready(url, cluster.capacity()), commands)
+            )
     except (OptionError, ModelError) as error:
         print(f"hermetic: {error}", file=sys.stderr)
         return 2

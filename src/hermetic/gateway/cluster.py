@@ -116,6 +116,8 @@ class Run:
                     attempt.halves[0].send(attempt.key, m.Cancel("stopped", "a stop string was met", index))
                 else:
                     self.cluster.drop(attempt, "stopped", "a stop string was met")
+        if not self.open:
+            self.cluster.served(self)
 
     async def aclose(self) -> None:
         self.cluster.close(self, "client_gone", "the client left")
@@ -464,10 +466,10 @@ class Cluster:
     def _end_if_served(self, run: Run) -> None:
         """Forget a run whose every choice has its end in the queue."""
         if not any(a.choices for a in run.live.values()):
-            self.close_quietly(run)
+            self.served(run)
 
-    def close_quietly(self, run: Run) -> None:
-        """The run was served; its attempts end by themselves."""
+    def served(self, run: Run) -> None:
+        """Every choice has had its end; what is left of its attempts ends by itself."""
         run.over = True
         if run.timer is not None:
             run.timer.cancel()

@@ -24,6 +24,7 @@ import zmq
 from hermetic.handoff.messages import Key
 from hermetic.model.errors import ModelError
 from hermetic.options import OptionError
+from hermetic.telemetry import logs
 from hermetic.transport.process import ProcessWatch
 from hermetic.worker import messages as m
 from hermetic.worker import wire
@@ -31,7 +32,6 @@ from hermetic.worker.build import WorkerConfig, build
 from hermetic.worker.core import Connection, Worker
 from hermetic.worker.prefill import PrefillWorker
 
-log = logging.getLogger("hermetic.worker")
 IDLE_MS = 200  # how long the loop sleeps when nothing happens: also how often peers' processes are looked at
 LOOK_EVERY = 50  # busy rounds between two looks at the peers' processes
 MAX_READ = 256  # messages taken in before the next step at most
@@ -52,6 +52,7 @@ class WorkerProcess:
 
     def __init__(self, config: WorkerConfig, report: Callable[[dict[str, Any]], None]) -> None:
         self._config, self._report = config, report
+        self._log = logging.getLogger(f"hermetic.{config.name}")
         self._lines: dict[Connection, _Line] = {}
         self._dealers: dict[zmq.Socket[Any], Connection] = {}
         self.worker: Worker = build(config, self._send, lambda f, text: report({"progress": f, "text": text}))
@@ -120,7 +121,7 @@ class WorkerProcess:
             envelope = m.decode(raw)
         except m.ProtocolError as error:
             counters.messages_rejected += 1
-            log.warning("a message was rejected: %s", error)
+            self._log.warning("a message was rejected: %s", error)
             return
         line = self._lines.get(connection)
         if line is None:
@@ -164,7 +165,7 @@ class WorkerProcess:
     def _look_at_peers(self) -> None:
         for connection, line in list(self._lines.items()):
             if line.watch is not None and line.watch.ended():
-                log.warning("the process at the other end of a connection has ended")
+                self._log.warning("the process at the other end of a connection has ended")
                 line.watch.close()
                 del self._lines[connection]
                 self.worker.lost(connection)
@@ -178,7 +179,7 @@ class WorkerProcess:
         try:
             line.send(line.outgoing.wrap(key, body))
         except zmq.ZMQError as error:
-            log.warning("a message could not be sent: %s", error)
+            self._log.warning("a message could not be sent: %s", error)
 
 
 def read_config() -> WorkerConfig:
@@ -205,9 +206,7 @@ def main(
     config = read_config()
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever prints goes to the log, not into the channel
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {config.name} %(message)s", stream=sys.stderr
-    )
+    logs.setup(config.log_format)
 
     def report(line: dict[str, Any]) -> None:
         channel.write(json.dumps(line, default=lambda b: b.hex()) + "\n")

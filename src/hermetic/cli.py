@@ -1,0 +1,255 @@
+"""The `hermetic` command: one thin function per capability.
+
+The one thing to know: nothing heavy is imported before a command runs, so `--help` is instant, and the base install works
+without torch. A command whose extra is missing says which one to install.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hermetic import __version__
+from hermetic.options import OptionError, ServeOptions, format_size, parse_size
+
+if TYPE_CHECKING:
+    from hermetic.model.info import ModelInfo
+
+app = typer.Typer(
+    help="LLM inference in which a request only ever attends to its own KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# What `hermetic[serve]` brings: the modules whose absence means that the extra was not installed.
+_SERVE_MODULES = frozenset({
+    "torch", "numpy", "numba", "transformers", "safetensors", "gguf", "sentencepiece", "huggingface_hub", "fastapi",
+    "starlette", "uvicorn", "uvloop", "httptools", "zmq", "prometheus_client",
+})  # fmt: skip
+
+_DEFAULT = ServeOptions()
+
+
+def main() -> None:
+    """The entry point. Errors that a person can mend are one line on standard error and exit code 2."""
+    try:
+        app()
+    except OptionError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _SERVE_MODULES:
+            raise
+        _fail(f"this command needs {missing}, which is not installed: pip install 'hermetic[serve]'")
+
+
+def _fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hermetic {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """LLM inference in which a request only ever attends to its own KV cache."""
+
+
+def _mib(size: int) -> str:
+    return f"{size // 1024**2}MiB"
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise OptionError(f"{option} is {value!r}; it must be one of {', '.join(allowed)}")
+    return value
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Option(help="A Hugging Face directory or id, a .gguf file, or smollm2.")
+    ] = _DEFAULT.model,
+    mode: Annotated[
+        str, typer.Option(help="disaggregated: prefill and decode apart. unified: one worker does both.")
+    ] = _DEFAULT.mode,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need --api-keys.")
+    ] = _DEFAULT.host,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = _DEFAULT.port,
+    context_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of prompt and answer to offer. Default: what the pools and the model allow.", min=1
+        ),
+    ] = None,
+    prefill_kv: Annotated[str, typer.Option(help="Memory of the prefill worker's KV pool.")] = _mib(
+        _DEFAULT.prefill_kv
+    ),
+    decode_kv: Annotated[str, typer.Option(help="Memory of the decode worker's KV pool.")] = _mib(
+        _DEFAULT.decode_kv
+    ),
+    page_size: Annotated[int, typer.Option(help="Tokens in a KV page.", min=1)] = _DEFAULT.page_size,
+    verify: Annotated[
+        str,
+        typer.Option(
+            help="tags: identity at every step. landing: also bytes when they arrive. read: also bytes at every read."
+        ),
+    ] = _DEFAULT.verify,
+    dtype: Annotated[str, typer.Option(help="bf16, or float32 to compare with references.")] = _DEFAULT.dtype,
+    api_keys: Annotated[
+        str | None, typer.Option(help="TOML file of tenants and the hashes of their keys.")
+    ] = None,
+    served_name: Annotated[
+        str | None, typer.Option(help="The model's name in the API. Default: --model.")
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option(help="Sequences in one decode step at most.", min=1)
+    ] = _DEFAULT.max_batch,
+    chunk: Annotated[
+        int, typer.Option(help="Prompt tokens computed in one step at most.", min=1)
+    ] = _DEFAULT.chunk,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: the cores there are.", min=1)
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = _DEFAULT.log_format,
+) -> None:
+    """Serve a model over an OpenAI-compatible API."""
+    options = ServeOptions(
+        model=model,
+        mode=_one_of("--mode", mode, ("disaggregated", "unified")),
+        host=host,
+        port=port,
+        context_length=context_length,
+        prefill_kv=parse_size(prefill_kv),
+        decode_kv=parse_size(decode_kv),
+        page_size=page_size,
+        verify=_one_of("--verify", verify, ("tags", "landing", "read")),
+        dtype=_one_of("--dtype", dtype, ("bf16", "float32")),
+        api_keys=api_keys,
+        served_name=served_name,
+        max_batch=max_batch,
+        chunk=chunk,
+        threads=threads,
+        log_format=_one_of("--log-format", log_format, ("text", "json")),
+    )
+    from hermetic.serve import main as run
+
+    raise typer.Exit(run(options) or 0)
+
+
+@app.command()
+def chat(
+    message: Annotated[list[str] | None, typer.Argument(help="Ask this once and exit.")] = None,
+    url: Annotated[str, typer.Option(help="The server.", envvar="HERMETIC_URL")] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="The model. Default: the first that the server names.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="The API key.", envvar="HERMETIC_API_KEY")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Default: what the context leaves.")] = None,
+) -> None:
+    """Talk to a server. Reads one message from standard input if that is not a terminal."""
+    from hermetic import chat as client
+
+    options = client.ChatOptions(url, model, api_key, system, temperature, max_tokens)
+    raise typer.Exit(client.main(options, message or ()))
+
+
+@app.command()
+def info(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory or id, a .gguf file, or smollm2.")
+    ] = "smollm2",
+    kv: Annotated[list[str] | None, typer.Option(help="Memory for KV, like 256MiB; may be repeated.")] = None,
+) -> None:
+    """Show a model's layers, its KV bytes a token, and how many tokens a given memory holds."""
+    sizes = [parse_size(size) for size in kv or ("256MiB", "512MiB", "1GiB", "4GiB")]
+    from hermetic.model.errors import ModelError
+    from hermetic.model.info import describe
+    from hermetic.model.source import locate
+
+    try:
+        described = describe(locate(model))
+    except ModelError as error:
+        raise OptionError(str(error)) from error
+    _show_info(described, sizes)
+
+
+def _show_info(model: ModelInfo, sizes: list[int]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    facts = Table(title=model.name, title_justify="left", show_header=False, box=None)
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in (
+        ("architecture", model.architecture),
+        ("file", model.file),
+        ("parameters", f"{model.parameters:,}"),
+        ("layers", f"{model.layers}"),
+        ("hidden size", f"{model.hidden:,}"),
+        ("heads", f"{model.heads} query, {model.kv_heads} KV, {model.head_dim} wide"),
+        ("vocabulary", f"{model.vocab:,}"),
+        ("window", f"{model.window:,} tokens"),
+        ("RoPE", model.rope),
+        ("KV of a token", f"{model.kv_bytes_bf16:,} bytes in bf16, {model.kv_bytes_float32:,} in float32"),
+    ):
+        facts.add_row(f"[bold]{name}[/bold]", escape(value))
+    console.print(facts)
+    held = Table(title="Tokens that a KV pool holds", title_justify="left")
+    held.add_column("memory")
+    held.add_column("bf16", justify="right")
+    held.add_column("float32", justify="right")
+    for size in sizes:
+        held.add_row(format_size(size), f"{model.tokens_in(size):,}", f"{model.tokens_in(size, 'float32'):,}")
+    console.print(held)
+    console.print(
+        "Seals take some 2 % more: what its pools really hold, a server says at its start.", soft_wrap=True
+    )
+
+
+@app.command("hash-key")
+def hash_key(
+    new: Annotated[
+        bool, typer.Option("--new", help="Make a new random key, whatever standard input is.")
+    ] = False,
+) -> None:
+    """Hash an API key for the --api-keys file: one from standard input, or a new random one.
+
+    The line for the file goes to standard output; a new key goes to standard error, once.
+    """
+    import secrets
+
+    from hermetic.gateway.tenants import hash_key as hashed
+
+    if new or sys.stdin.isatty():
+        key = "hk-" + secrets.token_urlsafe(32)
+        print(f"the new key, shown only now: {key}", file=sys.stderr)
+    else:
+        key = sys.stdin.read().strip()
+        if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+            raise OptionError(
+                f"a key needs at least 16 printable ASCII characters without spaces, this one has {len(key)}; it is only "
+                "hashed, so it must be too long to guess: `hermetic hash-key --new` makes one"
+            )
+    print(f'key_hashes = ["{hashed(key)}"]')
+
+
+if __name__ == "__main__":
+    main()
