@@ -25,7 +25,7 @@ lint: install
 	$(BIN)/mypy
 
 test: install lint
-	$(BIN)/pytest $(ARGS)
+	GOMP_SPINCOUNT=1000 $(BIN)/pytest $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
