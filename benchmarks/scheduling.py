@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from hermetic.engine import batch, engine as engine_module
+from hermetic.engine import batch
+from hermetic.engine import engine as engine_module
 from hermetic.engine.sequence import Job
 from hermetic.handoff.messages import Key
 from hermetic.kv.lineage import Scope

@@ -8,8 +8,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import uvicorn
 import uvloop
@@ -35,6 +37,9 @@ WORKER_HOST = "127.0.0.1"  # workers of one `serve` talk over loopback
 DTYPES = ("bf16", "float32")
 MODES = ("disaggregated", "unified")
 
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 Commands = Callable[[WorkerConfig], Sequence[str]]
 """The command line that starts a worker. Always the product's own, but in the lab, which starts broken ones."""
@@ -103,7 +108,7 @@ async def deployment(
     keys, secret = CurveKeys.make(), Secret.random()
     source = locate(options.model)
     configs = worker_configs(options, keys, secret)
-    model = read_config(source)
+    model = await _in_thread(read_config, source)
     for config in configs:
         sizes(config, model)  # refuse before anything is started
     handles: list[WorkerHandle] = []
@@ -134,6 +139,32 @@ async def deployment(
             watcher.cancel()
         await cluster.shut_down()
         await supervisor.stop(handles)
+
+
+async def _in_thread(work: Callable[[A], B], argument: A) -> B:
+    """Run slow reading beside the event loop, in a thread that an interrupted start does not wait for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[B] = loop.create_future()
+
+    def settle(value: B | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)  # type: ignore[arg-type]
+
+    def body() -> None:
+        value, error = None, None
+        try:
+            value = work(argument)
+        except Exception as problem:  # noqa: BLE001  (whatever it is, it is raised again where it is awaited)
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=body, daemon=True).start()
+    return await future
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -191,8 +222,9 @@ async def _serve(
     commands: Commands,
     stop: asyncio.Event,
 ) -> None:
+    tokenizing = asyncio.create_task(_in_thread(Tokenizer.load, locate(options.model)))
     async with deployment(options, progress, commands) as running:
-        tokenizer = await asyncio.to_thread(Tokenizer.load, locate(options.model))
+        tokenizer = await tokenizing
         app = create_app(running.cluster, tokenizer, tenants)
         config = uvicorn.Config(
             app,

@@ -109,6 +109,23 @@ def check_piece(pool: Pool, piece: Piece) -> Mismatch | None:
     return pool.check_read(piece.seq.pages[:count], piece.seq.chain.lineages[:count], filled)
 
 
+def unwritable(pool: Pool, rows: Rows, decode: list[Sequence], pieces: list[Piece]) -> list[Sequence]:
+    """Sequences whose next row or piece would go to a page that is not theirs alone, or out of order."""
+    size = pool.geometry.page_size
+    found: list[Sequence] = []
+    if decode:
+        index = np.array([s.row for s in decode], np.intp)
+        tail, first = np.divmod(np.array([s.computed for s in decode], np.int64), size)
+        good = pool.writable(rows.table[index, tail], first.astype(np.int32))
+        found += [decode[i] for i in np.flatnonzero(~good)]
+    for piece in pieces:
+        where = np.arange(piece.start // size, -(-(piece.start + piece.count) // size))
+        first = np.maximum(piece.start - where * size, 0).astype(np.int32)
+        if not pool.writable(piece.seq.pages[where], first).all():
+            found.append(piece.seq)
+    return found
+
+
 def build(pool: Pool, rows: Rows, bind: Binder, decode: list[Sequence], pieces: list[Piece]) -> Step:
     """Extend every chain by what this step writes and lay out the step. Checks that each write is the owner's."""
     size = pool.geometry.page_size

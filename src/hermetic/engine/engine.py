@@ -21,7 +21,7 @@ from enum import Enum
 
 import numpy as np
 
-from hermetic.engine.batch import Piece, build, check_piece, check_rows
+from hermetic.engine.batch import Piece, build, check_piece, check_rows, unwritable
 from hermetic.engine.runner import Result, Runner
 from hermetic.engine.sequence import (
     Done,
@@ -99,7 +99,7 @@ class Engine:
         self._live: dict[Key, set[Sequence]] = {}
         self._rows_promised = 0  # rows that admitted jobs will need and do not have yet
         self._events: list[Event] = []
-        self._room_seen = self._room()
+        self._room_seen: tuple[int, int, int] | None = self._room()
 
     # ---------------------------------------------------------------- entering
 
@@ -108,6 +108,12 @@ class Engine:
         tokens, wanted = len(job.tokens), job.prompt + job.params.max_tokens
         if tokens < 1 or job.prompt < 1:
             return Refused("empty_prompt", "the prompt has no tokens")
+        if job.prompt > tokens or tokens - job.prompt >= job.params.max_tokens:
+            return Refused(
+                "invalid_request",
+                f"{tokens} tokens came, {job.prompt} of them the prompt's, for at most {job.params.max_tokens} output "
+                "tokens: a prompt is not longer than what came, and at least one output token is still to be made",
+            )
         if max(tokens + 1, wanted) > self.max_tokens:
             return Refused(
                 "context_length_exceeded",
@@ -134,6 +140,7 @@ class Engine:
         self._live[job.key] = {seq}
         bisect.insort(self._waiting, seq, key=lambda s: s.job.age)
         self.counters.requests += 1
+        self._room_seen = None  # there is somebody new to try
 
     def reserved(self, key: Key) -> Sequence:
         """Decode: the sequence whose pages are being filled; its chain says what each page must hold."""
@@ -149,6 +156,10 @@ class Engine:
         seq = self._reserved.pop(key)
         if len(firsts) != seq.job.n:
             self._fail(key, "kv_integrity", f"{len(firsts)} first tokens came for {seq.job.n} choices")
+            return
+        vocab = self.runner.model.config.vocab
+        if not all(0 <= first.token < vocab for first in firsts):
+            self._fail(key, "kv_integrity", f"a first token came that is not from 0 to {vocab - 1}")
             return
         assert seq.growing is not None
         tail = seq.job.tokens.size // self.size  # first page that a row may still be added to
@@ -222,6 +233,12 @@ class Engine:
                 self._fail(
                     piece.seq.job.key, "kv_integrity", f"page {found.index} of the prompt: {found.reason}"
                 )
+        pieces = [p for p in pieces if p.seq.phase is Phase.PREFILLING]
+        for seq in unwritable(self.pool, self.rows, decode, pieces):
+            self._fail(
+                seq.job.key, "kv_integrity", "its next row would go to a page that is not its own alone"
+            )
+        decode = [s for s in decode if s.phase is Phase.RUNNING]
         self.counters.tag_checks += len(decode) + len(pieces)
         return decode, [p for p in pieces if p.seq.phase is Phase.PREFILLING]
 
@@ -241,7 +258,8 @@ class Engine:
         pages = {int(seq.pages[index]) for seq, index in result.bad.items()}
         if not pages:
             return
-        self.pool.quarantine(sorted(pages))
+        suspect = np.array(sorted(pages), np.int32)
+        self.pool.quarantine(suspect[self.pool.held(suspect)])
         hit = {
             seq.job.key
             for live in self._live.values()
@@ -305,12 +323,10 @@ class Engine:
         """Sample every wanted row; a row of logits that is not finite fails its own job only."""
         if not wanted:
             return []
-        rows = [
-            SampleRow(s.job.params, s.job.seed + c, s.outputs, s.tokens[s.job.prompt :]) for _, s, c in wanted
-        ]
-        logits = (
-            result.logits[[r for r, _, _ in wanted]] if len(wanted) != len(result.logits) else result.logits
-        )
+        rows = [self._sample_row(s, c) for _, s, c in wanted]
+        chosen = [r for r, _, _ in wanted]
+        every = chosen == list(range(len(result.logits)))  # then nothing needs to be copied
+        logits = result.logits if every else result.logits[chosen]
         try:
             got = sample(logits, rows)
         except NonFiniteLogits as error:
@@ -319,6 +335,17 @@ class Engine:
                 self._fail(key, "numerical_error", "the model's output was not a number")
             return self._sample([w for w in wanted if w[1].job.key not in lost], result)
         return [(seq, choice, g) for (_, seq, choice), g in zip(wanted, got, strict=True)]
+
+    def _sample_row(self, seq: Sequence, choice: int) -> SampleRow:
+        params = seq.job.params
+        penal = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        return SampleRow(
+            params,
+            seq.job.seed + choice,
+            seq.outputs,
+            seq.tokens[seq.job.prompt :] if penal else (),  # nothing else looks at them, and they grow
+            () if params.ignore_eos else self.eos,
+        )
 
     # ----------------------------------------------------------- life of a choice
 
@@ -362,10 +389,9 @@ class Engine:
         self._append(seq, seq.choice, firsts[0])
         for first, child in children:
             if child.growing is None:  # no page for its tail
-                self.counters.output_tokens += 1
-                child.tokens.append(first.token)
-                self._events.append(Emit(child.job.key, child.choice, first.token, first.logprob, first.top))
-                self._preempt(child)
+                self._append(child, child.choice, first)
+                if child.phase is not Phase.GONE:
+                    self._preempt(child)
                 continue
             self._enter_row(child)
             self._append(child, child.choice, first)
@@ -415,6 +441,7 @@ class Engine:
     def _admit_waiting(self) -> None:
         """Give waiting jobs their pages, oldest first (see "Waiting" above)."""
         placed: list[Sequence] = []
+        blocked = False  # somebody has been passed often enough: nobody behind may be placed
         for i, seq in enumerate(self._waiting):
             pages = self.pool.geometry.pages_for(len(seq.tokens) + (self.role is not Role.PREFILL))
             # One page of headroom for each running sequence, unless nothing runs that could give pages back.
@@ -424,8 +451,12 @@ class Engine:
                 self._place(seq, pages, rows)
                 placed.append(seq)
                 for older in self._waiting[:i]:
-                    older.passed += older.phase is Phase.WAITING
-            elif seq.passed >= MAX_PASSED:
+                    if older.phase is Phase.WAITING:
+                        older.passed += 1
+                        blocked |= older.passed >= MAX_PASSED
+            else:
+                blocked |= seq.passed >= MAX_PASSED
+            if blocked:
                 break
         for seq in placed:
             self._waiting.remove(seq)

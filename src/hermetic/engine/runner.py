@@ -40,11 +40,17 @@ class Runner:
         reads = self._reads(step)
         found = [-1] * len(step.pieces)
         piece_tiles = 0
+        out: Tensor | None = None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             nonlocal piece_tiles
+            nonlocal out
             kernels.write(memory, layer, k, v, writes)
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            if out is None:  # once a step: the model is done with it when the next layer attends
+                out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            if reads is not None and not step.pieces:
+                kernels.attend(memory, layer, q, out, reads, self.verify)
+                return out
             if reads is not None:
                 kernels.attend(memory, layer, q[:batch], out[:batch], reads, self.verify)
             for i, (piece, start) in enumerate(zip(step.pieces, step.starts, strict=True)):
@@ -63,7 +69,7 @@ class Runner:
         rows = torch.tensor([*range(batch), *last], dtype=torch.int64)
         with torch.inference_mode():
             logits = self.model.forward(
-                torch.from_numpy(step.tokens), torch.from_numpy(step.positions), attend, rows
+                torch.from_numpy(step.tokens), torch.from_numpy(step.positions), attend, rows, decode=batch
             )
         result = Result(logits, tiles=piece_tiles)
         if reads is not None:

@@ -3,7 +3,7 @@
     state       leaves by
     RESERVED    started -> LANDING; abort -> DRAINING (prefill may have started meanwhile)
     LANDING     complete, counts agree, every page verified -> ENTERED (Completed)
-    either      abort, a page bad twice, counts that differ -> DRAINING
+    either      abort, a page bad twice, counts that differ or complete too early -> DRAINING
     DRAINING    drained, or the peer fenced, and no copy running -> ENDED
 
 Slots belong to the peer (`kv.slots.Slots`), shared by all its tickets; a machine asks for as many as it can use.
@@ -47,8 +47,9 @@ class DecodeHandoff:
     def __init__(self, key: Key, tokens: int, pages: int, slots: Slots) -> None:
         self.key, self.state, self.stale = key, State.RESERVED, 0
         self._tokens, self._pages, self._slots = tokens, pages, slots
-        self._granted = 0  # slots ever granted by credit
-        self._outstanding: set[SlotUse] = set()  # granted, nothing landed in them yet
+        self._credited: list[SlotUse] = []  # slots ever granted by credit, in the order of their numbers
+        self._used = 0  # credits 0.._used-1 have landed
+        self._outstanding: set[SlotUse] = set()  # granted by credit, nothing landed in them yet
         self._copying: dict[int, SlotUse] = {}
         self._resent: dict[int, SlotUse] = {}  # page -> the slot it was asked into again
         self._verified: set[int] = set()
@@ -74,9 +75,18 @@ class DecodeHandoff:
         fresh = self._slots.grant(self.key, min(number, self.wants()))
         if not fresh:
             return []
-        first, self._granted = self._granted, self._granted + len(fresh)
+        self._credited.extend(fresh)
         self._outstanding.update(fresh)
-        return [Send(Credit(first, tuple((s.slot, s.use) for s in fresh)))]
+        return self.repeat_credit()
+
+    def repeat_credit(self) -> list[Action]:
+        """Every credit from the first in which nothing has landed yet: a lost one is repaired by the next, or by this."""
+        while self._used < len(self._credited) and self._credited[self._used] not in self._outstanding:
+            self._used += 1
+        open_ = self._credited[self._used :]
+        if self.state is not State.LANDING or not open_:
+            return []
+        return [Send(Credit(self._used, tuple((s.slot, s.use) for s in open_)))]
 
     def copied(self, page: int, good: bool) -> list[Action]:
         """The copy of one page is done; `good` when the page it was copied to verified (and was tagged)."""
@@ -153,6 +163,11 @@ class DecodeHandoff:
                         f"{self._tokens} tokens on {self._pages} pages were reserved"
                     )
                     return self.abort(Failed("kv_integrity", text))
+                # Messages come in order: a page that was not announced before *complete* will never come.
+                announced = self._verified | self._copying.keys() | self._resent.keys()
+                if len(announced) != self._pages:
+                    text = f"prefill says complete after announcing {len(announced)} of {self._pages} pages"
+                    return self.abort(Failed("kv_integrity", text))
                 return self._enter_if_whole()
             case Abort(code=code, reason=reason):
                 if self.state not in (State.RESERVED, State.LANDING):
@@ -176,7 +191,8 @@ class DecodeHandoff:
         for page, slot, use in pages:
             where = SlotUse(slot, use)
             expected = where in self._outstanding or self._resent.get(page) == where
-            if not expected or not self._slots.holds(self.key, where):
+            repeated = self._copying.get(page) == where
+            if repeated or not expected or not self._slots.holds(self.key, where):
                 self.stale += 1
                 continue
             if not 0 <= page < self._pages or page in self._verified or page in self._copying:

@@ -31,8 +31,10 @@ class Grant(Message, frozen=True, tag=True, array_like=True):
 
 
 class Credit(Message, frozen=True, tag=True, array_like=True):
-    """Landing slots number first, first+1, ... ever granted to this ticket. Cumulative: a repeated or late credit is
-    recognised by its numbers. Each slot is (slot, use)."""
+    """Landing slots number first, first+1, ... ever granted to this ticket; each is (slot, use).
+
+    Cumulative: it holds every one from the first in which nothing has landed, so that a repeated or late credit is
+    recognised by its numbers and a lost one is repaired by the next."""
 
     first: int
     slots: tuple[tuple[int, int], ...]

@@ -7,8 +7,10 @@ HAS_GRANT      submitted -> QUEUED
 QUEUED         started (pages taken) -> SENDING
 SENDING        all pages announced and the prompt computed -> COMPLETE
 COMPLETE       ack -> ENDED (Completed)
-any of these   abort -> DRAINING while a write is in flight, else ENDED
-DRAINING       last write ended -> ENDED;  a write that may not have stopped -> STUCK (never says drained)
+any of these   abort, or decode gone -> DRAINING while a write is in flight, else ENDED
+               a write that may not have stopped -> STUCK
+DRAINING       last write ended -> ENDED;  a write that may not have stopped -> STUCK
+STUCK          by nothing: it never says drained, and its source pages are never given back
 """
 
 from __future__ import annotations
@@ -64,13 +66,14 @@ class PrefillHandoff:
         self._next = 0  # first page not yet put in a write
         self._landed: set[int] = set()
         self._again: deque[tuple[int, SlotUse]] = deque()  # asked for once more
+        self._resent: set[SlotUse] = set()  # slots of resends: a repeated one writes nothing
         self._credits: deque[SlotUse] = deque()
         self._credited = 0
         self._in_flight: dict[int, tuple[tuple[int, SlotUse], ...]] = {}
         self._batches = 0
         self._sequence = 0
         self._computed: bytes | None = None
-        self._outcome: Outcome | None = None
+        self._peer_gone = False
 
     # ------------------------------------------------------------- local events
 
@@ -112,11 +115,8 @@ class PrefillHandoff:
         if not ok and not stopped:
             out: list[Action] = []
             if self.state in ACTIVE:
-                out += [
-                    StopComputing(),
-                    Send(Abort("transport_error", "a write to decode failed")),
-                    Report(Failed("transport_error", "a write to decode failed and may still be running")),
-                ]
+                cause = Failed("transport_error", "a write to decode failed and may still be running")
+                out = [*self._stop(), Send(Abort(cause.code, cause.reason)), Report(cause)]
             self.state = State.STUCK
             return out
         if self.state is State.DRAINING:
@@ -140,16 +140,13 @@ class PrefillHandoff:
         return [*self._stop(), Send(Abort(cause.code, cause.reason)), *self._end(cause)]
 
     def peer_gone(self, reason: str) -> list[Action]:
-        """Decode's process is gone: nobody to tell, nothing will be read."""
+        """Decode's process is gone: nobody to tell, nothing will be read. Source pages stay while a write reads them."""
         if self.state in (State.ENDED, State.STUCK):
             return []
-        already = self.state is State.DRAINING
-        self.state = State.ENDED
-        out: list[Action] = [] if already else [*self._stop()]
-        out.append(CloseLeases())
-        if not already:
-            out.append(Report(Failed("worker_lost", reason)))
-        return out
+        self._peer_gone = True
+        if self.state is State.DRAINING:
+            return []  # its last write will end it
+        return [*self._stop(), *self._end(Failed("worker_lost", reason))]
 
     # ---------------------------------------------------------- decode's messages
 
@@ -172,13 +169,18 @@ class PrefillHandoff:
                 self._credited += len(fresh)
                 return self._pump() if fresh else self._ignored()
             case Resend(page=page, slot=slot):
+                where = SlotUse(*slot)
                 if self.state not in (State.SENDING, State.COMPLETE) or page not in self._landed:
                     return self._ignored()
+                if where in self._resent:
+                    return self._ignored()
                 self._landed.discard(page)
-                self._again.append((page, SlotUse(*slot)))
+                self._resent.add(where)
+                self._again.append((page, where))
                 return self._pump()
             case Ack():
-                if self.state is not State.COMPLETE:
+                # While a write is in flight decode cannot have everything, so an ack is not for this.
+                if self.state is not State.COMPLETE or self._in_flight:
                     return self._ignored()
                 self.state = State.ENDED
                 return [CloseLeases(), Report(Completed())]
@@ -227,7 +229,6 @@ class PrefillHandoff:
         return [StopComputing()] if self.state in (State.QUEUED, State.SENDING) else []
 
     def _end(self, cause: Outcome) -> list[Action]:
-        self._outcome = cause
         self.state = State.DRAINING
         return [Report(cause), *self._drained_if_idle()]
 
@@ -235,7 +236,7 @@ class PrefillHandoff:
         if self._in_flight:
             return []
         self.state = State.ENDED
-        return [CloseLeases(), Send(Drained())]
+        return [CloseLeases()] if self._peer_gone else [CloseLeases(), Send(Drained())]
 
     def _ignored(self) -> list[Action]:
         self.stale += 1

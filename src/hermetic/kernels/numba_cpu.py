@@ -83,6 +83,8 @@ class NumbaKernels(Kernels):
         self._row = 2 * geometry.components[0].row_bytes  # KV bytes of one row of one head
         self._prefill = Prefill(heads, self.kv_heads, self.dim, self.scale, self.torch_dtype)
         self._part = paged.part_bytes(width, item, self.group)
+        self._last: dict[str, tuple[Tensor, tuple[int, int, int]]] = {}
+        self._plan: tuple[ReadPlan | None, int] = None, 0  # the last plan, bytes of KV it reads
         self._parts: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._notes: I64 = np.empty((0, 2), np.int64)
         self._first: I64 = np.empty(0, np.int64)
@@ -118,10 +120,15 @@ class NumbaKernels(Kernels):
                 f"not {tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()}"
             )
 
-    def _at(self, tensor: Tensor) -> tuple[int, int, int]:
-        """Address, row stride and head stride in bytes."""
-        row, head, _ = tensor.stride()
-        return tensor.data_ptr(), row * self.item, head * self.item
+    def _at(self, name: str, tensor: Tensor, heads: int) -> tuple[int, int, int]:
+        """Address, row stride and head stride in bytes, of a tensor that is checked when it is not the last one again:
+        a decode step brings the same q, k, v and out for every layer."""
+        last = self._last.get(name)
+        if last is None or last[0] is not tensor or last[1][0] != tensor.data_ptr():
+            self._tensor(name, tensor, heads)
+            row, head, _ = tensor.stride()
+            last = self._last[name] = tensor, (tensor.data_ptr(), row * self.item, head * self.item)
+        return last[1]
 
     def _together(self, size: int) -> int:
         """1 if work on `size` bytes of KV is worth waking the other threads, else 0: an index into serial, parallel."""
@@ -131,14 +138,13 @@ class NumbaKernels(Kernels):
 
     def write(self, memory: Memory, layer: int, k: Tensor, v: Tensor, plan: WritePlan) -> None:
         self._memory(memory, layer)
-        self._tensor("k", k, self.kv_heads)
-        self._tensor("v", v, self.kv_heads)
+        k_at, v_at = self._at("k", k, self.kv_heads), self._at("v", v, self.kv_heads)
         tokens = k.shape[0]
         if v.shape[0] != tokens or len(plan.binds) != tokens:
             raise KernelError(f"k has {tokens} rows, v {v.shape[0]}, the plan {len(plan.binds)} bind terms")
         kernel = self._write[self._together(tokens * self.kv_heads * self._row)]
         wrong = kernel(
-            memory, *self._layers[layer], *self._at(k), *self._at(v), tokens,
+            memory, *self._layers[layer], *k_at, *v_at, tokens,
             plan.page, plan.first, plan.count, plan.start, plan.word, plan.binds,
             self._layer_places[layer], self._secrets,
         )  # fmt: skip
@@ -159,22 +165,23 @@ class NumbaKernels(Kernels):
         self, memory: Memory, layer: int, q: Tensor, out: Tensor, plan: ReadPlan, verify: bool
     ) -> None:
         self._memory(memory, layer)
-        self._tensor("q", q, self.heads)
-        self._tensor("out", out, self.heads)
+        q_at, out_at = self._at("q", q, self.heads), self._at("out", out, self.heads)
         batch = len(plan.lengths)
         if q.shape[0] != batch or out.shape[0] != batch or plan.tiles.shape[1] != self.kv_heads:
             raise KernelError(
                 f"the plan has {batch} sequences and {plan.tiles.shape[1]} KV heads; q has {q.shape[0]} rows, "
                 f"out {out.shape[0]}, the page layout {self.kv_heads} heads"
             )
-        parallel = self._together(int(plan.lengths.sum()) * self.kv_heads * self._row)
+        if plan is not self._plan[0]:
+            self._plan = plan, int(plan.lengths.sum()) * self.kv_heads * self._row
+        parallel = self._together(self._plan[1])
         threads = get_num_threads() if parallel else 1
         need = -1
         while need != 0:
             if need > 0:
                 self._grow(batch, need)
             need = self._attend[parallel](
-                memory, *self._layers[layer], *self._at(q), *self._at(out), self._factor,
+                memory, *self._layers[layer], *q_at, *out_at, self._factor,
                 plan.table, plan.lengths, plan.words, plan.binds, plan.bad, plan.tiles,
                 self._layer_places[layer], self._secrets, verify, self._first, self._parts, self._notes, threads,
             )  # fmt: skip

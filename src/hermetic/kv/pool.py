@@ -119,6 +119,8 @@ class Pool:
 
     def allocate(self, number: int, owner: str, kind: Kind = Kind.APPEND) -> Lease:
         """Take `number` free pages, tags null. Raises PoolExhausted and takes nothing if there are fewer."""
+        if number < 0:
+            raise ValueError(f"{owner}: {number} pages asked for")
         if number > self._free_count:
             raise PoolExhausted(f"{number} pages asked for, {self._free_count} of {self.count} free")
         pages = self._free[self._free_count - number : self._free_count][::-1].copy()
@@ -130,9 +132,10 @@ class Pool:
         return Lease(kind, owner, pages)
 
     def lease(self, kind: Kind, owner: str, pages: I32) -> Lease:
-        """A further lease on pages that are held already. APPEND is refused: it comes from `allocate` or `convert` only."""
-        if kind is Kind.APPEND:
-            raise OwnershipError("an append lease cannot be added to a page that somebody holds")
+        """A further lease on pages that are held already. Leases to write (APPEND, RECEIVE) are refused: they come from
+        `allocate` or `convert` only."""
+        if kind in (Kind.APPEND, Kind.RECEIVE):
+            raise OwnershipError(f"{owner}: {kind.name} cannot be added to a page that somebody holds")
         if (self._total[pages] == 0).any():
             raise OwnershipError(f"{owner}: a {kind.name} lease on a page that nobody holds")
         if self._quarantined[pages].any():
@@ -143,6 +146,8 @@ class Pool:
     def extend(self, lease: Lease, number: int) -> I32:
         """Add `number` free pages to an open APPEND or RECEIVE lease; returns them. Raises PoolExhausted."""
         self._require_open(lease)
+        if lease.kind not in (Kind.APPEND, Kind.RECEIVE):
+            raise OwnershipError(f"{lease.owner}: a {lease.kind.name} lease does not grow")
         more = self.allocate(number, lease.owner, lease.kind)
         lease.pages = np.concatenate([lease.pages, more.pages])
         return more.pages
@@ -153,6 +158,8 @@ class Pool:
         A page moved to APPEND must be held by nobody else (a received tail page that its request now extends)."""
         self._require_open(lease)
         self._require_open(into)
+        if lease.owner != into.owner:
+            raise OwnershipError(f"pages of {lease.owner} cannot be converted into a lease of {into.owner}")
         keep = ~np.isin(lease.pages, pages)
         if len(lease.pages) - np.count_nonzero(keep) != len(pages):
             raise OwnershipError(f"{lease.owner}: converting pages that the lease does not hold")
@@ -181,7 +188,7 @@ class Pool:
 
     def quarantine(self, pages: Sequence[int] | I32) -> None:
         """Take pages that failed a check out of circulation: readers lose the tag now, and no close frees them."""
-        chosen = np.asarray(pages, np.int32)
+        chosen = np.unique(np.asarray(pages, np.int32))
         fresh = chosen[~self._quarantined[chosen]]
         if (self._total[fresh] == 0).any():
             raise OwnershipError("only a page that is held can be quarantined")
@@ -205,36 +212,63 @@ class Pool:
 
     # ------------------------------------------------------------------ tags
 
+    def writable(self, pages: I32, first: I32) -> npt.NDArray[np.bool_]:
+        """Which of these pages could take a row at `first` from their owner now: what `check_write` asks, page by page.
+
+        pages, first: int32 [n] -> bool [n]. A number that names no page is not writable."""
+        inside = (pages >= 0) & (pages < self.count)
+        near = np.where(inside, pages, 0)
+        own = (self._holds[Kind.APPEND][near] == 1) & (self._total[near] == 1) & ~self._quarantined[near]
+        fits: npt.NDArray[np.bool_] = inside & own & (self.tag_fill[near] == first)
+        return fits
+
+    def held(self, pages: I32) -> npt.NDArray[np.bool_]:
+        """Which of these numbers name a page that somebody holds: int32 [n] -> bool [n]."""
+        inside = (pages >= 0) & (pages < self.count)
+        found: npt.NDArray[np.bool_] = inside & (self._total[np.where(inside, pages, 0)] > 0)
+        return found
+
     def check_write(self, pages: I32, first: I32) -> None:
         """Before rows are written at `first` of each page: one append lease, nobody else, no send, and rows in order.
 
         pages, first: int32 [n]. Raises OwnershipError (I2: one writer; a sealed row never changes)."""
-        if (self._holds[Kind.APPEND][pages] != 1).any() or (self._total[pages] != 1).any():
-            raise OwnershipError("a write to a page without its only lease being an append lease")
-        if (self.tag_fill[pages] != first).any() or self._quarantined[pages].any():
+        if not self.writable(pages, first).all():
+            alone = (self._holds[Kind.APPEND][pages] == 1) & (self._total[pages] == 1)
+            if not alone.all():
+                raise OwnershipError("a write to a page without its only lease being an append lease")
             raise OwnershipError("a write that would skip or overwrite a row, or into a quarantined page")
 
     def set_tags(self, pages: I32, lineages: U64, fills: I32) -> None:
-        """After the owner's row write or a verified landing. pages, fills [n]; lineages uint64 [n, 2]."""
+        """After the owner's row write or a verified landing. pages, fills [n]; lineages uint64 [n, 2].
+
+        Raises OwnershipError for a page that nobody holds or that is in quarantine: neither may be readable again."""
+        if (self._total[pages] == 0).any() or self._quarantined[pages].any():
+            raise OwnershipError("a tag for a page that nobody holds or that is in quarantine")
         self.tag_lineage[pages] = lineages
         self.tag_fill[pages] = fills
 
     def check_read(self, pages: I32, lineages: U64, rows: I32) -> Mismatch | None:
         """I1 by identity: every page's tag is the reader's own lineage, with at least `rows` rows. First mismatch or None.
 
-        pages, rows int32 [n]; lineages uint64 [n, 2]. A page of which no row is read yet (rows 0) may be null."""
+        pages, rows int32 [n]; lineages uint64 [n, 2]. A page of which no row is read yet (rows 0) may be null. A number
+        that names no page is a mismatch as well."""
+        inside = (pages >= 0) & (pages < self.count)
+        near = np.where(inside, pages, 0)
         own = (
-            (self.tag_lineage[pages] == lineages).all(-1)
-            & (self.tag_fill[pages] >= rows)
-            & (self._total[pages] > 0)
+            inside
+            & (self.tag_lineage[near] == lineages).all(-1)
+            & (self.tag_fill[near] >= rows)
+            & (self._total[near] > 0)
         )
         wrong = ~own & (rows > 0)
         if not wrong.any():
             return None
         self.counters.tag_mismatches += int(np.count_nonzero(wrong))
         index = int(np.argmax(wrong))
-        page, fill = int(pages[index]), int(self.tag_fill[pages[index]])
-        if self._total[page] == 0:
+        page, fill = int(pages[index]), int(self.tag_fill[near[index]])
+        if not inside[index]:
+            reason = f"no such page: the pool has {self.count}"
+        elif self._total[page] == 0:
             reason = "nobody holds it"
         elif fill == 0:
             reason = "it has no tag"

@@ -7,6 +7,7 @@ way in which bytes can come late is a peer that was stopped in the middle, and w
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ class ShmReceiver:
         """Unmap. Views of `memory` that are still alive keep the mapping, not the file, alive."""
         if hasattr(self, "_peer"):
             self._peer.close()
+        self.memory = self.memory[:0].copy()
+        _unmap(self._map)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -57,7 +60,13 @@ class ShmSender:
     """Writes into the slots of one decode worker."""
 
     def __init__(self, descriptor: str, stride: int) -> None:
-        path, _, size = descriptor.rpartition(":")
+        path, _, digits = descriptor.rpartition(":")
+        if not digits.isdecimal() or int(digits) < 1 or int(digits) % stride:
+            raise TransportError(
+                f"decode's landing descriptor {descriptor!r} does not fit pages of stride {stride}: "
+                "both workers must have the same page layout"
+            )
+        size = int(digits)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -65,9 +74,11 @@ class ShmSender:
                 f"cannot open decode's landing segment: {error}; both must run as one user on one host"
             ) from error
         try:
-            if os.fstat(fd).st_size != int(size):
-                raise TransportError("decode's landing segment has another size than announced")
-            self._map = mmap.mmap(fd, int(size))
+            if os.fstat(fd).st_size != size:
+                raise TransportError(
+                    f"decode's landing segment has {os.fstat(fd).st_size} bytes, {size} were announced: pair again"
+                )
+            self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
         self.memory: Page = np.frombuffer(self._map, np.uint8).reshape(-1, stride)
@@ -86,4 +97,13 @@ class ShmSender:
         return done
 
     def close(self) -> None:
+        """Unmap; nothing can be written through this object any more."""
         self._done.clear()
+        self.memory = self.memory[:0].copy()
+        _unmap(self._map)
+
+
+def _unmap(segment: mmap.mmap) -> None:
+    """Unmap now; or, while somebody still has a view of it, when the last view goes."""
+    with contextlib.suppress(BufferError):
+        segment.close()
