@@ -87,7 +87,9 @@ async def send(client: httpx.AsyncClient, model: str, ask: Ask, **more: object) 
     return answer
 
 
-async def drive(url: str, model: str, asks: Sequence[Ask], concurrency: int, timeout: float = 600.0) -> list[Answer]:
+async def drive(
+    url: str, model: str, asks: Sequence[Ask], concurrency: int, timeout: float = 600.0
+) -> list[Answer]:
     """All requests, `concurrency` at a time, in order of `asks`; answers in the same order."""
     answers: list[Answer | None] = [None] * len(asks)
     todo = iter(range(len(asks)))
@@ -104,7 +106,9 @@ async def drive(url: str, model: str, asks: Sequence[Ask], concurrency: int, tim
     return [a for a in answers if a is not None]
 
 
-def fixed(count: int, prompt: int, output: int, seed: int = 0, low: int = 1000, high: int = 40000) -> list[Ask]:
+def fixed(
+    count: int, prompt: int, output: int, seed: int = 0, low: int = 1000, high: int = 40000
+) -> list[Ask]:
     """Prompts of random token ids, all of one size."""
     rng = random.Random(seed)
     return [Ask(tuple(rng.randrange(low, high) for _ in range(prompt)), output) for _ in range(count)]
