@@ -220,7 +220,7 @@ def _show_info(model: ModelInfo, sizes: list[int]) -> None:
         held.add_row(format_size(size), f"{model.tokens_in(size):,}", f"{model.tokens_in(size, 'float32'):,}")
     console.print(held)
     console.print(
-        "Seals take some 2 % more: what its pools really hold, a server says at its start.", soft_wrap=True
+        "Whole pages of 16 tokens, with their seals: what a server of this model will say that it measured.", soft_wrap=True
     )
 
 

@@ -8,7 +8,7 @@ from engine_world import Bench, bench, greedy, lab_pair, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermetic.engine.sequence import First
+from hermetic.engine.sequence import First, JobFailed
 from hermetic.handoff.messages import Key
 
 
@@ -72,15 +72,31 @@ def test_a_decode_worker_gives_back_what_it_reserved(tiny: str, phase: str) -> N
     b.check_idle()
 
 
+def test_what_a_failed_request_has_not_said_yet_is_never_said(tiny: str) -> None:
+    b = bench(tiny, 8, role="decode")
+    key = b.submit(prompt(20), max_tokens=3)
+    b.run()
+    land(b, key)
+    b.engine.enter(
+        key, (First(5, None, None),)
+    )  # its first token is an event now, and waits for the next step
+    b.engine.fail(key, "kv_integrity", "found outside")
+    assert b.step() == [JobFailed(key, "kv_integrity", "found outside")]
+    assert not b.engine.busy
+    b.check_idle()
+
+
 @pytest.mark.parametrize("firsts", [(), (5,), (5, 6, 7), (5, 512), (-1, 5)])
 def test_first_tokens_that_cannot_be_ours_fail_the_request(tiny: str, firsts: tuple[int, ...]) -> None:
     """Another number than the choices asked for, or ids outside the vocabulary: prefill is not believed."""
     b = bench(tiny, 8, role="decode")
     key = b.submit(prompt(20), n=2, max_tokens=3)
     b.run()
+    land(b, key)
     b.engine.enter(key, tuple(First(t, None, None) for t in firsts))
     b.run()
     assert b.failed[key].code == "kv_integrity"
+    assert "first token" in b.failed[key].reason
     assert key not in b.outputs
     b.check_idle()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from engine_world import Bench, bench, greedy, prompt
 
 from hermetic.engine.sequence import Emit
 from hermetic.handoff.messages import Key
-from hermetic.kv.pool import Kind, OwnershipError
+from hermetic.kv.pool import Kind
 
 
 def running(b: Bench, *jobs: tuple[int, int]) -> list[Key]:
@@ -31,10 +33,8 @@ def poison(b: Bench, positions: set[int], length: int) -> None:
     class Poisoned:
         config = b.engine.runner.model.config
 
-        def forward(
-            self, tokens: torch.Tensor, at: torch.Tensor, attend: object, rows: torch.Tensor
-        ) -> torch.Tensor:
-            logits = forward(tokens, at, attend, rows)  # type: ignore[arg-type]
+        def forward(self, tokens: torch.Tensor, at: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+            logits, rows = forward(tokens, at, *rest, **options), rest[1]
             for i, row in enumerate(rows.tolist()):
                 if int(at[row]) in positions:
                     logits[i] = float("nan")
@@ -177,6 +177,22 @@ def test_a_page_that_two_jobs_hold_takes_both_down_and_nobody_else(tiny: str) ->
     others_are_right(tiny, b, {three: (20, 1)})
 
 
+def test_a_job_that_holds_the_bad_page_fails_also_when_it_did_not_read_it_in_that_step(tiny: str) -> None:
+    b = bench(tiny, 64, verify="read", chunk=16)
+    reads, kept = running(b, (40, 1), (20, 1))
+    first, waits = b.submit(prompt(80)), b.submit(prompt(70))
+    b.step()
+    (a,), (w,) = b.engine._live[reads], b.engine._live[waits]
+    assert w.computed == 0  # the chunk is spent on the older prompt
+    w.pages[0] = a.pages[1]
+    b.engine.pool.memory[int(a.pages[1]), 40] ^= 1
+    b.step()
+    assert set(b.failed) == {reads, waits}
+    b.run()
+    others_are_right(tiny, b, {kept: (20, 1)})
+    assert b.outputs[first][0] == greedy(tiny, prompt(80), 8)
+
+
 def test_without_reads_verified_the_tags_are_still_checked_but_a_flipped_bit_is_not_seen(tiny: str) -> None:
     b = bench(tiny, 64, verify="landing")
     (key,) = running(b, (40, 1))
@@ -187,16 +203,34 @@ def test_without_reads_verified_the_tags_are_still_checked_but_a_flipped_bit_is_
     assert b.engine.counters.tag_checks == b.engine.counters.steps
 
 
-def test_a_write_that_is_not_the_owners_stops_the_step(tiny: str) -> None:
+def test_a_row_is_never_written_into_a_page_that_is_not_its_owners_alone(tiny: str) -> None:
     b = bench(tiny, 64)
-    one, two = running(b, (40, 1), (20, 1))
-    (a,), (c,) = b.engine._live[one], b.engine._live[two]
-    b.engine.rows.table[a.row, 2] = c.pages[1]
+    table, sent, kept = running(b, (40, 1), (20, 1), (33, 1))
+    (a,), (c,) = b.engine._live[table], b.engine._live[sent]
+    victim = int(b.engine.pages(kept)[2])
+    b.engine.rows.table[a.row, 2] = victim  # the table names a page of somebody else
+    b.engine.pool.lease(Kind.SEND, "somebody", c.pages[1:2])  # the page is frozen: it is being sent
     before = b.engine.pool.memory.copy()
-    b.step()  # the tag check comes first
-    assert set(b.failed) == {one}
+    b.step()
+    assert set(b.failed) == {table, sent}
+    assert {f.code for f in b.failed.values()} == {"kv_integrity"}
     changed = np.flatnonzero((b.engine.pool.memory != before).any(1))
-    assert changed.tolist() == [int(c.pages[1])]
-    b.engine.pool.lease(Kind.SEND, "somebody", c.pages[1:2])  # frozen: it is being sent
-    with pytest.raises(OwnershipError, match="append lease"):
-        b.step()
+    assert changed.tolist() == [victim]  # by its owner
+    b.run()
+    others_are_right(tiny, b, {kept: (33, 1)})
+
+
+@pytest.mark.parametrize("harm", ["sent", "out of order"])
+def test_a_fresh_page_that_is_not_writable_fails_its_request_before_the_step(tiny: str, harm: str) -> None:
+    """The next row starts a page, so no tag check sees it."""
+    b = bench(tiny, 64)
+    (key,) = running(b, (32, 1))
+    (seq,) = b.engine._live[key]
+    if harm == "sent":
+        b.engine.pool.lease(Kind.SEND, "somebody", seq.pages[2:3])
+    else:
+        b.engine.pool.tag_fill[seq.pages[2]] = 5
+    memory = b.engine.pool.memory[seq.pages[2]].copy()
+    b.step()
+    assert b.failed[key].code == "kv_integrity"
+    assert (b.engine.pool.memory[seq.pages[2]] == memory).all()

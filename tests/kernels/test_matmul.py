@@ -1,6 +1,11 @@
 """Products of few rows are right, and a row's bits depend on the row and the weights alone."""
 
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numba
 import pytest
@@ -131,3 +136,28 @@ def test_what_does_not_fit_is_refused_with_its_shape() -> None:
             product(x)
     with pytest.raises(ValueError, match="bf16 weights give"):
         FewRows(torch.zeros(2, 2))
+
+
+PROGRAM = """
+import json, torch
+from hermetic.kernels import matmul
+from hermetic.kernels.matmul import FewRows, kernel, processor_kind
+matmul.ALONE = 0
+hits = []
+for parallel in (0, 1):
+    product = FewRows(torch.zeros((64, 64), dtype=torch.bfloat16))
+    product._kernels = [kernel(processor_kind(), parallel)] * 2
+    product(torch.zeros((1, 64), dtype=torch.bfloat16))
+    hits.append(sum(kernel(processor_kind(), parallel).stats.cache_hits.values()))
+print(json.dumps(hits))
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    def run() -> list[int]:
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", PROGRAM]
+        return json.loads(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+
+    assert run() == [0, 0]  # not even the parallel build finds the serial one
+    assert run() == [1, 1]

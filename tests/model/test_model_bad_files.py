@@ -253,4 +253,6 @@ def test_info_counts_what_the_default_model_is_made_of(smollm2: ModelSource) -> 
     assert (info.layers, info.heads, info.kv_heads, info.head_dim, info.hidden) == (30, 9, 3, 64, 576)
     assert (info.window, info.vocab, info.parameters) == (8192, 49152, 134_515_008)
     assert (info.kv_bytes_bf16, info.kv_bytes_float32) == (23_040, 46_080)
-    assert info.tokens_in(23_040 * 7 + 1) == 7
+    # A page of 16 tokens is 91 * 4 KiB in bf16 (368,640 bytes of rows, 720 of seals); float32 doubles the rows only.
+    assert info.tokens_in(91 * 4096 * 7 + 1) == 7 * 16
+    assert info.tokens_in(181 * 4096 * 7 - 1, "float32") == 6 * 16

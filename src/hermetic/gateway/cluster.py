@@ -29,7 +29,7 @@ from hermetic.worker import wire
 log = logging.getLogger("hermetic.gateway")
 
 MAX_OPEN = 512  # requests being served or waiting at once; one more gets 429
-DEADLINE = 600.0  # seconds from taking a request to its end
+DEADLINE = 1800.0  # seconds from taking a request to its end
 PROBE_SECONDS = 10.0  # within which /ready wants one token
 STATS_SECONDS = 2.0
 _FRESH = 2.0  # seconds for which a token that came is proof enough that work moves

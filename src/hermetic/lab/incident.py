@@ -99,6 +99,9 @@ _COLOURS = {
 }
 
 
+_LETTERS = {Verdict.CAUGHT: "c", Verdict.HARMLESS: "h", Verdict.LEAK: "L", Verdict.WRONG: "W"}
+
+
 def tell(console: Console) -> bool:
     """The story. True when it went as it must."""
     default, bare = SETTINGS[0], SETTINGS[-1]
@@ -130,10 +133,10 @@ def tell(console: Console) -> bool:
 
 def show_table(console: Console) -> bool:
     """Play every cell and print the table. True when all are as expected; one that is not shows both."""
-    table = Table(title="fault x walls", show_lines=False)
-    table.add_column("fault")
-    for setting in SETTINGS:
-        table.add_column(setting.name, justify="center")
+    table = Table(title="fault x walls", show_lines=False, padding=(0, 0))
+    table.add_column("fault", ratio=1)
+    for number, _ in enumerate(SETTINGS, start=1):
+        table.add_column(str(number), justify="center", min_width=2)
     good = True
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("playing", total=len(TABLE_OF_FAULTS) * len(SETTINGS))
@@ -142,16 +145,20 @@ def show_table(console: Console) -> bool:
             for setting, expected in zip(SETTINGS, verdicts, strict=True):
                 try:
                     found = play(fault, setting).verdict
-                    text = f"[{_COLOURS[found]}]{found.value}[/]"
+                    text = f"[{_COLOURS[found]}]{_LETTERS[found]}[/]"
                 except StageError as error:
                     found, text = None, f"[bold yellow]{error}[/]"
                 if found is not expected:
-                    text += f" [bold yellow](expected: {expected.value})[/]"
+                    text += f"[bold yellow]!{_LETTERS[expected]}[/]"
                     good = False
                 cells.append(text)
                 progress.advance(task)
             table.add_row(fault.name, *cells)
     console.print(table)
+    for number, setting in enumerate(SETTINGS, start=1):
+        console.print(f"  {number}  {setting.name}")
+    console.print("  " + ", ".join(f"{letter} {verdict.value}" for verdict, letter in _LETTERS.items()))
+    console.print("  (! before a letter: this was expected instead)")
     return good
 
 

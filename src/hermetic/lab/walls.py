@@ -47,7 +47,7 @@ def without_ownership(worker: Worker) -> AbstractContextManager[None]:
     pool: Pool = worker.engine.pool
     return _all(
         mock.patch.object(pool, "check_read", return_value=None),
-        mock.patch.object(pool, "check_write", return_value=None),
+        mock.patch.object(pool, "writable", side_effect=lambda pages, _first: np.ones(len(pages), np.bool_)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hermetic.kv.geometry import Geometry
 from hermetic.model.source import ModelSource
 from hermetic.model.weights import read_config
 
@@ -27,9 +28,11 @@ class ModelInfo:
     kv_bytes_bf16: int
     kv_bytes_float32: int
 
-    def tokens_in(self, memory: int, dtype: str = "bf16") -> int:
-        """How many tokens' KV fits in `memory` bytes (seals, some 2 % more at page size 16, not counted)."""
-        return memory // (self.kv_bytes_bf16 if dtype == "bf16" else self.kv_bytes_float32)
+    def tokens_in(self, memory: int, dtype: str = "bf16", page_size: int = 16) -> int:
+        """How many tokens a pool of `memory` bytes holds: whole pages, with their seals and padding."""
+        width = "bf16" if dtype == "bf16" else "f32"
+        page = Geometry.attention(page_size, self.layers, self.kv_heads, self.head_dim, width).stride
+        return memory // page * page_size
 
 
 def describe(source: ModelSource) -> ModelInfo:
