@@ -63,6 +63,7 @@ class Client:
             self.model = served[0]
         else:
             raise ChatError(f"{self.options.url} serves no model now; is it ready? (GET /ready)")
+        self.cut = False  # whether the last answer ended at a limit of tokens
         self.reset()
         return self.model
 
@@ -78,21 +79,22 @@ class Client:
             body["temperature"] = self.options.temperature
         if self.options.max_tokens is not None:
             body["max_tokens"] = self.options.max_tokens
-        answer = ""
+        answer, self.cut = "", False
         with (
             _plain_errors(self.options),
             self.http.stream("POST", "chat/completions", json=body) as response,
         ):
             if response.status_code != 200:
                 raise ChatError(_said(response.status_code, response.read()))
-            for piece in _pieces(response.iter_lines()):
+            for piece, finish in _pieces(response.iter_lines()):
+                self.cut = finish == "length"
                 answer += piece
                 yield piece
         self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The texts of an event stream. Raises ChatError if it holds an error or breaks off."""
+def _pieces(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
+    """The texts of an event stream, and why it ended beside the last. Raises ChatError if it holds an error or breaks off."""
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -106,8 +108,9 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         if "error" in chunk:
             raise ChatError(_error_text(chunk))
         for choice in chunk.get("choices", ()):
-            if text := choice.get("delta", {}).get("content"):
-                yield text
+            text, finish = choice.get("delta", {}).get("content") or "", choice.get("finish_reason")
+            if text or finish:
+                yield text, finish
     raise ChatError("the answer broke off: the server closed the stream before its end")
 
 
@@ -147,8 +150,14 @@ def _error_text(body: Any) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return f"the server sent an error of an unknown shape: {str(body)[:200]}"
-    hint = " (give --api-key, or set HERMETIC_API_KEY)" if error.get("code") == "invalid_api_key" else ""
+    hint = _HINTS.get(str(error.get("code")), "")
     return f"{error.get('message')} [{error.get('code')}]{hint}"
+
+
+_HINTS = {
+    "invalid_api_key": " (give --api-key, or set HERMETIC_API_KEY)",
+    "context_length_exceeded": " (/reset begins a new conversation)",
+}
 
 
 def api_base(url: str) -> str:
@@ -184,7 +193,7 @@ def main(options: ChatOptions, message: Sequence[str] = (), stdin: IO[str] | Non
 def _once(client: Client, text: str, out: Console) -> int:
     if not text:
         raise ChatError("there is no message: give one as an argument or on standard input")
-    _print(client.ask(text), out)
+    _print(client, text, out, Console(stderr=True, highlight=False))
     return 0
 
 
@@ -214,16 +223,18 @@ def _converse(client: Client, out: Console, err: Console) -> int:
             out.print(f"[dim]{escape(HELP)}[/dim]")
         else:
             try:
-                _print(client.ask(line), out)
+                _print(client, line, out, err)
             except KeyboardInterrupt:  # the connection is closed, which cancels the request on the server
                 out.print("\n[dim]stopped; neither message nor answer is kept[/dim]")
             except ChatError as error:
                 err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
 
 
-def _print(pieces: Iterator[str], out: Console) -> None:
-    for piece in pieces:
+def _print(client: Client, text: str, out: Console, err: Console) -> None:
+    for piece in client.ask(text):
         # A model's text is data: control characters could rewrite the terminal.
         shown = "".join(char for char in piece if char in "\n\t" or char.isprintable())
         out.print(shown, end="", markup=False, soft_wrap=True)
     out.print()
+    if client.cut:
+        err.print("[dim](cut: the limit of tokens was reached)[/dim]")

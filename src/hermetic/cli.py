@@ -95,12 +95,12 @@ def serve(
             help="Tokens of prompt and answer to offer. Default: what the pools and the model allow.", min=1
         ),
     ] = None,
-    prefill_kv: Annotated[str, typer.Option(help="Memory of the prefill worker's KV pool.")] = _mib(
-        _DEFAULT.prefill_kv
-    ),
-    decode_kv: Annotated[str, typer.Option(help="Memory of the decode worker's KV pool.")] = _mib(
-        _DEFAULT.decode_kv
-    ),
+    prefill_kv: Annotated[
+        str, typer.Option(help="Memory of the prefill worker's KV pool, like 256MiB.")
+    ] = _mib(_DEFAULT.prefill_kv),
+    decode_kv: Annotated[
+        str, typer.Option(help="Memory of the decode (or unified) worker's KV pool.")
+    ] = _mib(_DEFAULT.decode_kv),
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.", min=1)] = _DEFAULT.page_size,
     verify: Annotated[
         str,
@@ -122,7 +122,8 @@ def serve(
         int, typer.Option(help="Prompt tokens computed in one step at most.", min=1)
     ] = _DEFAULT.chunk,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of each worker. Default: the cores there are.", min=1)
+        int | None,
+        typer.Option(help="Threads of each worker. Default: the cores there are, shared out.", min=1),
     ] = None,
     log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = _DEFAULT.log_format,
 ) -> None:
@@ -145,6 +146,7 @@ def serve(
         threads=threads,
         log_format=_one_of("--log-format", log_format, ("text", "json")),
     )
+    typer.echo(f"starting {options.mode} workers for {options.model} ...", err=True)
     from hermetic.serve import main as run
 
     raise typer.Exit(run(options) or 0)
@@ -159,7 +161,7 @@ def chat(
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="The API key.", envvar="HERMETIC_API_KEY")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is the likeliest answer.")] = 0.0,
     max_tokens: Annotated[int | None, typer.Option(help="Default: what the context leaves.")] = None,
 ) -> None:
     """Talk to a server. Reads one message from standard input if that is not a terminal."""
@@ -220,7 +222,8 @@ def _show_info(model: ModelInfo, sizes: list[int]) -> None:
         held.add_row(format_size(size), f"{model.tokens_in(size):,}", f"{model.tokens_in(size, 'float32'):,}")
     console.print(held)
     console.print(
-        "Whole pages of 16 tokens, with their seals: what a server of this model will say that it measured.", soft_wrap=True
+        "Whole pages of 16 tokens, with their seals: what a server of this model will say that it measured.",
+        soft_wrap=True,
     )
 
 

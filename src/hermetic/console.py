@@ -41,7 +41,7 @@ class StartProgress:
             self._said.add((worker, stage))
             self._console.print(f"{worker}: {stage}", highlight=False)
 
-    def ready(self, url: str, capacity: Capacity) -> None:
+    def ready(self, url: str, capacity: Capacity, keys: bool) -> None:
         """The one line to read, and one to paste."""
         self._bars.stop()
         pools = ", ".join(f"{worker} {tokens:,} tokens" for worker, tokens in capacity.pools.items())
@@ -52,8 +52,12 @@ class StartProgress:
             f"verify {details.get('verify')}, {details.get('mode')}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
-        body = f'{{"model": "{capacity.model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+        body = (
+            f'{{"model": "{capacity.model}", "temperature": 0, '
+            '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        )
+        key = "-H 'Authorization: Bearer KEY' " if keys else ""
         self._console.print(
-            f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+            f"try: curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip

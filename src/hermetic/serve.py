@@ -192,15 +192,30 @@ async def run(
     progress: supervisor.Progress,
     announce: Callable[[str, Cluster], None],
     commands: Commands = product_command,
-) -> None:
-    """Serve until a signal comes. `announce` is called once with the URL when requests are answered."""
+) -> int:
+    """Serve until a signal comes. `announce` is called once with the URL when requests are answered.
+
+    Returns 0 when it served, 128 + the signal's number when it was stopped before that."""
     tenants = tenants_for(options.api_keys, options.host)
     sock = bind(options.host, options.port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    code = 0
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal code
+        code = 0 if served else 128 + number
+        stop.set()
+
+    served: list[str] = []
+
+    def announced(url: str, cluster: Cluster) -> None:
+        served.append(url)
+        announce(url, cluster)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(_serve(options, tenants, sock, progress, announce, commands, stop))
+        loop.add_signal_handler(number, on_signal, number)
+    serving = asyncio.create_task(_serve(options, tenants, sock, progress, announced, commands, stop))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,6 +226,7 @@ async def run(
         sock.close()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+    return code
 
 
 async def _serve(
@@ -260,8 +276,13 @@ def main(options: ServeOptions, commands: Commands = product_command) -> int:
     try:
         logs.setup(options.log_format)
         with show, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(
-                run(options, show.update, lambda url, cluster: show.ready(url, cluster.capacity()), commands)
+            return runner.run(
+                run(
+                    options,
+                    show.update,
+                    lambda url, cluster: show.ready(url, cluster.capacity(), options.api_keys is not None),
+                    commands,
+                )
             )
     except (OptionError, ModelError) as error:
         print(f"hermetic: {error}", file=sys.stderr)
@@ -274,4 +295,3 @@ def main(options: ServeOptions, commands: Commands = product_command) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0

@@ -92,7 +92,7 @@ def test_reads_are_counted_as_arithmetic_says(tiny: str) -> None:
     ends = [20, 40, 50, *range(51, 56)]  # rows read in each step: pieces of 20, 20, 10, then one token each
     assert b.engine.counters.steps == len(ends)
     assert b.engine.counters.tiles_verified_read == 3 * 2 * sum(-(-end // 16) for end in ends)
-    assert b.engine.counters.requests_verified_read == len(ends)
+    assert b.engine.counters.sequence_steps_verified_read == len(ends)
     assert b.engine.counters.tag_checks == len(ends)
     assert b.engine.counters.prompt_tokens == 50
     assert b.engine.counters.output_tokens == 6

@@ -119,7 +119,7 @@ def test_the_first_served_model_is_used(url: str) -> None:
 
 def test_a_stream_that_ends_without_done_is_an_error() -> None:
     event = 'data: {"choices": [{"delta": {"content": "half"}}]}'
-    assert list(_pieces(iter([event, "", ": comment", "data: [DONE]"]))) == ["half"]
+    assert list(_pieces(iter([event, "", ": comment", "data: [DONE]"]))) == [("half", None)]
     with pytest.raises(ChatError, match="broke off"):
         list(_pieces(iter([event])))
     with pytest.raises(ChatError, match="not JSON"):

@@ -112,8 +112,8 @@ def test_when_nothing_flips_every_tile_of_every_read_is_compared_and_all_verify(
     assert prefill.tiles_verified_read == sum(prefill_tiles(p) for p in PROMPTS)
     assert decode.tiles_verified_read == sum(decode_tiles(p, OUTPUTS - 1) for p in PROMPTS)
     assert pair.decode.landing.tiles_verified_landing == sum(tiles(p) for p in PROMPTS)
-    assert prefill.requests_verified_read == sum(math.ceil(p / CHUNK) for p in PROMPTS)
-    assert decode.requests_verified_read == len(PROMPTS) * (OUTPUTS - 1)
+    assert prefill.sequence_steps_verified_read == sum(math.ceil(p / CHUNK) for p in PROMPTS)
+    assert decode.sequence_steps_verified_read == len(PROMPTS) * (OUTPUTS - 1)
 
 
 @settings(max_examples=25, deadline=None)
@@ -148,7 +148,7 @@ def test_a_bit_that_flips_in_decodes_pool_fails_its_request_in_that_very_step_an
     done = [(p, steps if i == reader else OUTPUTS - 1) for i, p in enumerate(PROMPTS)]
     counters = pair.decode.engine.counters
     assert counters.tiles_verified_read == sum(decode_tiles(p, n) for p, n in done)
-    assert counters.requests_verified_read == sum(n for _, n in done) - 1
+    assert counters.sequence_steps_verified_read == sum(n for _, n in done) - 1
     assert counters.kv_integrity_failures == 1
     assert pair.prefill.engine.counters.tiles_verified_read == sum(prefill_tiles(p) for p in PROMPTS)
 

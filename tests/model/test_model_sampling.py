@@ -213,3 +213,10 @@ def test_params_out_of_range_cannot_be_made_nor_decoded(fields: dict[str, Any]) 
 def test_params_cross_the_wire_unchanged_and_need_no_torch() -> None:
     params = _params(temperature=0.5, logit_bias={5: -1.5}, stop_token_ids=(1, 2), seed=-3, logprobs=0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-39, 5e-324])
+def test_a_temperature_next_to_nothing_takes_the_likeliest_token(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.999, -5.0]])
+    row = SampleRow(SamplingParams(max_tokens=4, temperature=temperature), seed=3, index=0)
+    assert sample(logits, [row])[0].token == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 
 import numpy as np
@@ -10,6 +12,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from hermetic.gateway import cluster
+from hermetic.gateway.backend import Failed, Generate, TokenStream
+from hermetic.gateway.backend import Refused as GatewayRefused
 from hermetic.handoff.messages import PROTOCOL, Key
 from hermetic.handoff.outcome import Refused
 from hermetic.model.params import SamplingParams
@@ -200,5 +205,46 @@ def test_a_worker_of_another_model_or_layout_is_not_paired_and_told_what_differs
             assert isinstance(answer.body, m.Rejected)
             assert named in answer.body.reason
             channel.close()
+
+    on(test)
+
+
+async def keep_asking(running: Deployment, stream: TokenStream) -> None:
+    """Read to the end and ask again, until something is refused or fails."""
+    while True:
+        async for _ in stream:
+            pass
+        stream = await running.cluster.generate(FROZEN_ASK)
+
+
+FROZEN_ASK = Generate(
+    (1000,) * 40, SamplingParams(max_tokens=800, temperature=0.0, ignore_eos=True), "t", "t"
+)
+
+
+def test_requests_on_a_frozen_worker_end_and_it_serves_again_when_it_goes_on(
+    on: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(cluster, "SILENT_SECONDS", 4.0)
+
+    async def test(running: Deployment) -> None:
+        await asyncio.sleep(cluster.BEAT_SECONDS + 6)  # the beats of before go out
+        for handle in running.handles:
+            stream = await running.cluster.generate(FROZEN_ASK)
+            await anext(aiter(stream))
+            os.kill(handle.process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises((Failed, GatewayRefused)) as ended:
+                    await keep_asking(running, stream)
+                assert ended.value.code in ("worker_lost", "no_workers")
+                assert handle.config.name in (await running.cluster.ready() or "")
+            finally:
+                os.kill(handle.process.pid, signal.SIGCONT)
+            while (await running.cluster.ready()) is not None:
+                await asyncio.sleep(0.2)
+            stats = await running.cluster.stats()
+            assert stats["decode-0"]["pages_leased"] == stats["prefill-0"]["pages_leased"] == 0
+            assert stats["decode-0"]["slots_free"] == 64
 
     on(test)

@@ -64,6 +64,7 @@ def test_memory_for_less_than_one_page_does_not_start() -> None:
         (("--host", "0.0.0.0"), "--api-keys"),
         (("--api-keys", "/no/such/keys.toml"), "/no/such/keys.toml"),
         (("--page-size", "0"), "page-size"),
+        (("--decode-kv", "999999GiB"), "--decode-kv"),
     ],
 )
 def test_an_impossible_option_is_named_with_what_would_do(arguments: tuple[str, ...], said: str) -> None:

@@ -66,7 +66,8 @@ class EngineCounters:
     preemptions: int = 0
     tag_checks: int = 0  # page tables compared with the tags, sequences x steps
     tiles_verified_read: int = 0
-    requests_verified_read: int = 0
+    requests_verified_read: int = 0  # requests of which at least one step's reads were verified clean
+    sequence_steps_verified_read: int = 0  # sequences x steps
     kv_integrity_failures: int = 0
     forks: int = 0
     requests: int = 0
@@ -97,6 +98,7 @@ class Engine:
         self._running: list[Sequence] = []  # by age
         self._reserved: dict[Key, Sequence] = {}
         self._live: dict[Key, set[Sequence]] = {}
+        self._read_verified: set[Key] = set()  # live jobs counted in requests_verified_read
         self._rows_promised = 0  # rows that admitted jobs will need and do not have yet
         self._events: list[Event] = []
         self._room_seen: tuple[int, int, int] | None = self._room()
@@ -246,15 +248,20 @@ class Engine:
         step = build(self.pool, self.rows, self._key.bind, decode, pieces)
         result = self.runner.run(step)
         self.counters.steps += 1
-        self._settle_reads(result, len(decode) + len(pieces))
+        self._settle_reads(result, [*decode, *(p.seq for p in pieces)])
         # Only now, with every failed sequence gone, does the step's work count.
         self._commit(step.page, step.first + step.count, step.lineages, decode, pieces)
         self._advance(decode, pieces, result)
 
-    def _settle_reads(self, result: Result, sequences: int) -> None:
+    def _settle_reads(self, result: Result, read: list[Sequence]) -> None:
         if self.runner.verify:
             self.counters.tiles_verified_read += result.tiles
-            self.counters.requests_verified_read += sequences - len(result.bad)
+            clean = [seq for seq in read if seq not in result.bad]
+            self.counters.sequence_steps_verified_read += len(clean)
+            fresh = {seq.job.key for seq in clean} - self._read_verified
+            self.counters.requests_verified_read += len(fresh)
+            self._read_verified |= fresh
+            self._read_verified &= self._live.keys()
         pages = {int(seq.pages[index]) for seq, index in result.bad.items()}
         if not pages:
             return

@@ -24,7 +24,7 @@ from hermetic.gateway.backend import Backend, Failed, Refused
 from hermetic.gateway.chat_format import Json
 from hermetic.gateway.errors import error_body, error_headers, refuse
 from hermetic.gateway.limits import ClientGone, DrainingResponse, Settings, TextBounds, read_body
-from hermetic.gateway.tenants import Tenant, Tenants
+from hermetic.gateway.tenants import Tenant, Tenants, is_loopback
 from hermetic.telemetry.metrics import CONTENT_TYPE, Account, Metrics
 
 if TYPE_CHECKING:
@@ -135,6 +135,10 @@ class _Routes:
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
+        """For the operator's scraper: it names tenants, so with a key file it answers this host only."""
+        peer = request.client.host if request.client else ""
+        if self._tenants.by_hash and not is_loopback(peer):
+            raise refuse("metrics_local_only", "with --api-keys, /metrics answers requests of this host only")
         return Response(self._metrics.scrape(await self._backend.stats()), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:

@@ -84,22 +84,15 @@ class Generator:
         self, messages: Sequence[Message], add_generation_prompt: bool, limit: int | None
     ) -> list[int]:
         """The conversation's tokens through the model's chat template. Raises Refused."""
-        chars = sum(
-            len(message["content"]) + 32 for message in messages
-        )  # the template's own part counts too
-
-        def render() -> list[int]:
-            if limit is not None:
-                # What templates keep: they may trim a text, and leave out parts of the assistant's earlier ones.
-                kept = "\n".join(m["content"].strip() for m in messages if m["role"] != "assistant")
-                self._bounds.check(kept, limit, "messages")
-            try:
-                return self._tokenizer.apply_chat(messages, add_generation_prompt=add_generation_prompt)
-            except ChatError as error:
-                code = "invalid_request" if self._tokenizer.chat_template else "no_chat_template"
-                raise refuse(code, str(error), "messages") from error
-
-        return await self._bounds.run(chars, render)
+        chars = sum(len(message["content"]) for message in messages)
+        try:
+            text = await self._bounds.run(
+                chars, self._tokenizer.render_chat, messages, add_generation_prompt=add_generation_prompt
+            )
+        except ChatError as error:
+            code = "invalid_request" if self._tokenizer.chat_template else "no_chat_template"
+            raise refuse(code, str(error), "messages") from error
+        return await self._bounds.encode(text, limit, add_special=False, param="messages")
 
     async def _respond(
         self,

@@ -32,7 +32,11 @@ MAX_OPEN = 512  # requests being served or waiting at once; one more gets 429
 DEADLINE = 1800.0  # seconds from taking a request to its end
 PROBE_SECONDS = 10.0  # within which /ready wants one token
 STATS_SECONDS = 2.0
-_FRESH = 2.0  # seconds for which a token that came is proof enough that work moves
+BEAT_SECONDS = 5.0  # between two questions to every worker whether it is there
+SILENT_SECONDS = (
+    30.0  # without an answer after which a worker is taken for frozen: the longest step fits several times
+)
+_FRESH = 2.0  # seconds for which a first token that came is proof enough that work moves
 
 # Outcome codes of workers -> HTTP status. What is not here is a 500.
 _STATUS = {
@@ -55,7 +59,8 @@ class Remote:
     socket: zmq.asyncio.Socket
     outgoing: wire.Outgoing
     incoming: wire.Incoming = field(default_factory=wire.Incoming)
-    alive: bool = True
+    alive: bool = True  # its process runs and it answers; a frozen one that answers again is alive again
+    ended: bool = False  # its process is gone for good
     paired: set[str] = field(default_factory=set)  # prefill: decode workers it can send to
     open: int = 0  # attempts on it
 
@@ -144,7 +149,7 @@ class Cluster:
         self._stats_number = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._paired = asyncio.Event()
-        self._last_token = 0.0
+        self._last_first_token = 0.0
         self._probing: asyncio.Task[str | None] | None = None
         self.stale = 0
         self.reruns = 0
@@ -160,6 +165,7 @@ class Cluster:
         self._remotes[info.worker] = remote
         self._spawn(self._read(remote))
         remote.send(None, m.Hello("gateway", None))
+        self._spawn(self._listen_for_life(remote))
         return remote
 
     async def pair(self, timeout: float = 30.0) -> None:
@@ -184,16 +190,30 @@ class Cluster:
     def lost(self, worker: str) -> None:
         """A worker's process has ended: what ran on it ends now."""
         remote = self._remotes.get(worker)
-        if remote is None or not remote.alive:
+        if remote is None or remote.ended:
+            return
+        remote.ended = True
+        self._leave_out(remote, "ended")
+
+    def _leave_out(self, remote: Remote, why: str) -> None:
+        """Nothing new goes to this worker, and what waits for it ends now."""
+        if not remote.alive:
             return
         remote.alive = False
-        log.error("worker %s is gone", worker)
+        log.error("worker %s %s", remote.info.worker, why)
         for attempt in [a for a in self._attempts.values() if remote in a.halves]:
-            attempt.run.fail(
-                Failed(
-                    "worker_lost", f"worker {worker} ended while it served this request", 503, retry_after=5
-                )
-            )
+            text = f"worker {remote.info.worker} {why} while it served this request"
+            attempt.run.fail(Failed("worker_lost", text, 503, retry_after=5))
+
+    async def _listen_for_life(self, remote: Remote) -> None:
+        """Notice a worker whose process is there and does nothing (stopped, swapped out), and that it is back."""
+        while not remote.ended:
+            await asyncio.sleep(BEAT_SECONDS)
+            if await self._ask(remote, SILENT_SECONDS) is None:
+                self._leave_out(remote, f"has not answered for {SILENT_SECONDS:.0f} s")
+            elif not remote.alive and not remote.ended:
+                log.warning("worker %s answers again", remote.info.worker)
+                remote.alive = True
 
     async def shut_down(self) -> None:
         """Close sockets and end tasks."""
@@ -262,8 +282,8 @@ class Cluster:
 
     async def ready(self) -> str | None:
         if gone := [w for w, r in self._remotes.items() if not r.alive]:
-            return f"worker {', '.join(gone)} is gone"
-        if time.monotonic() - self._last_token < _FRESH:
+            return f"worker {', '.join(gone)} is gone or does not answer"
+        if time.monotonic() - self._last_first_token < _FRESH:
             return None
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
@@ -301,14 +321,14 @@ class Cluster:
         }
         return found
 
-    async def _ask(self, remote: Remote) -> dict[str, float] | None:
+    async def _ask(self, remote: Remote, seconds: float = STATS_SECONDS) -> dict[str, float] | None:
         self._stats_number += 1
         number = self._stats_number
         future: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
         self._stats[number] = future
         remote.send(None, m.AskStats(number))
         try:
-            return await asyncio.wait_for(future, STATS_SECONDS)
+            return await asyncio.wait_for(future, seconds)
         except TimeoutError:
             return None
         finally:
@@ -362,7 +382,7 @@ class Cluster:
         """Cancel both halves of an attempt and forget it; what they still say about it is stale."""
         self._forget(attempt)
         for remote in attempt.halves:
-            if remote.alive:
+            if not remote.ended:  # a frozen worker reads it when it goes on
                 remote.send(attempt.key, m.Cancel(code, reason))
 
     def _forget(self, attempt: Attempt) -> None:
@@ -431,7 +451,8 @@ class Cluster:
         if attempt is None or attempt.halves[0] is not remote or item.choice not in attempt.choices:
             self.stale += 1
             return
-        self._last_token = time.monotonic()
+        if not attempt.run.outputs[item.choice]:
+            self._last_first_token = time.monotonic()  # all of the way, prefill included, was gone
         attempt.run.outputs[item.choice].append(item.token)
         attempt.run.queue.put_nowait(Token(item.choice, item.token, item.logprob, item.top))
 

@@ -61,6 +61,11 @@ CODES: Mapping[str, Code] = {
     "no_chat_template": Code(
         400, "The model has no chat template.", "Use /v1/completions, or a model that was trained to chat."
     ),
+    "metrics_local_only": Code(
+        403,
+        "/metrics was asked from another host on a server with API keys; it names every tenant.",
+        "Scrape it from the server's own host.",
+    ),
     "invalid_api_key": Code(
         401,
         "The Authorization header is missing or its key is unknown.",

@@ -27,6 +27,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 INLINE_CHARS = 16_384  # a text of this size takes about 5 ms to tokenise; a longer one goes to a thread
+PART_CHARS = 131_072  # of a long text tokenised at once: some 0.1 s
 PROBE_CHARS_PER_TOKEN = (
     8  # English has about 4 characters a token, code about 3: few texts that fit have more than 8
 )
@@ -140,8 +141,23 @@ class TextBounds:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
 
     async def encode(self, text: str, limit: int | None, add_special: bool, param: str) -> list[int]:
-        """The tokens of `text`. Raises Refused(context_length_exceeded) if they are surely more than `limit`."""
-        return await self.run(len(text), self._encode, text, limit, add_special, param)
+        """The tokens of `text`. Raises Refused(context_length_exceeded) if they are surely more than `limit`.
+
+        Without a limit a long text is tokenised part by part, cut where tokens end (see above): the tokenizer keeps the
+        interpreter to itself while it works, and everybody else would wait for a text of megabytes."""
+        if limit is not None:
+            return await self.run(len(text), self._encode, text, limit, add_special, param)
+        tokens: list[int] = []
+        while (cut := _word_end(text, PART_CHARS)) is not None:
+            tokens += await self.run(cut, self._encode, text[:cut], None, add_special, param)
+            text, add_special = text[cut:], False
+        if len(text) > PART_CHARS:
+            raise refuse(
+                "request_too_large",
+                f"{len(text):,} characters without a space to cut at; send at most {PART_CHARS:,} of such text",
+                param,
+            )
+        return tokens + await self.run(len(text), self._encode, text, None, add_special, param)
 
     def _encode(self, text: str, limit: int | None, add_special: bool, param: str) -> list[int]:
         if limit is not None:

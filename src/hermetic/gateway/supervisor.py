@@ -15,7 +15,7 @@ import msgspec
 from hermetic.worker.build import WorkerConfig
 from hermetic.worker.messages import WorkerInfo
 
-STOP_SECONDS = 3.0  # between asking a worker to stop and killing it
+STOP_SECONDS = 2.0  # between asking a worker to stop and killing it
 
 
 class StartError(Exception):

@@ -138,6 +138,7 @@ def show_table(console: Console) -> bool:
     for number, _ in enumerate(SETTINGS, start=1):
         table.add_column(str(number), justify="center", min_width=2)
     good = True
+    console.print(f"playing {len(TABLE_OF_FAULTS) * len(SETTINGS)} cells, some two minutes ...")
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("playing", total=len(TABLE_OF_FAULTS) * len(SETTINGS))
         for fault, verdicts in TABLE_OF_FAULTS:

@@ -85,7 +85,7 @@ def make_worker(
         role=role,
         model=model,
         dtype=dtype,
-        kv_bytes=1 << 50,
+        kv_bytes=1 << 30,
         page_size=page_size,
         verify=verify,
         context_length=None,

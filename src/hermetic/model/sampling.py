@@ -79,7 +79,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     drawn = [r for r, row in enumerate(rows) if not row.params.greedy]
     if drawn:
         scaled = np.stack([adjusted.get(r, raw[r]) for r in drawn])
-        inverse = np.array([1.0 / rows[r].params.temperature for r in drawn], dtype=np.float32)
+        # The floor keeps a temperature next to nothing from overflowing float32: infinity times a gap of 0 is no number.
+        inverse = np.array([1.0 / max(rows[r].params.temperature, 1e-30) for r in drawn], dtype=np.float32)
         weights, sums = _exponentials(scaled, inverse)
         for i, r in enumerate(drawn):
             tokens[r] = _draw(weights[i], sums[i], rows[r].params, uniform(rows[r].seed, rows[r].index))

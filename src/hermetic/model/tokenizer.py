@@ -95,7 +95,19 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_values: Any,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own template; `content` of each message is a string.
+        """Token ids of a conversation in the model's own template. Raises ChatError as `render_chat`."""
+        text = self.render_chat(messages, add_generation_prompt, continue_final_message, **template_values)
+        # The template writes BOS and control tokens itself.
+        return self.encode(text, add_special=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_values: Any,
+    ) -> str:
+        """A conversation as the text that the model's own template makes of it; `content` of each message is a string.
 
         Raises ChatError when the model has no template, or its template refuses the messages.
         """
@@ -107,7 +119,7 @@ class Tokenizer:
                 "Use /v1/completions with a plain prompt"
             )
         try:
-            text = self._pretrained.apply_chat_template(
+            text: str = self._pretrained.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -118,8 +130,7 @@ class Tokenizer:
             raise ChatError(
                 f"the chat template of {self.name} does not take these messages: {error}"
             ) from error
-        # The template writes BOS and control tokens itself.
-        return self.encode(text, add_special=False)
+        return text
 
     @cached_property
     def _plain_backend(self) -> Any:

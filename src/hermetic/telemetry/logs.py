@@ -32,7 +32,7 @@ def setup(log_format: str = "text", level: int = logging.INFO, stream: IO[str] |
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for noisy in ("uvicorn.access", "httpx", "httpcore", "filelock", "urllib3"):
+    for noisy in ("uvicorn.access", "uvicorn.error", "httpx", "httpcore", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

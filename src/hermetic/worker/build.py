@@ -54,6 +54,11 @@ def sizes(config: WorkerConfig, model: ModelConfig) -> Sizes:
     if config.page_size < 1 or config.page_size > 512:
         raise OptionError(f"--page-size {config.page_size}: a page holds 1 to 512 tokens")
     dtype = "f32" if config.dtype == "float32" else "bf16"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.kv_bytes > memory:
+        raise OptionError(
+            f"{_option(config.role)} {format_size(config.kv_bytes)} is more than this machine's memory of {format_size(memory)}"
+        )
     geometry = Geometry.attention(config.page_size, model.layers, model.kv_heads, model.head_dim, dtype)
     pages, option = config.kv_bytes // geometry.stride, _option(config.role)
     if pages < 1:
@@ -111,7 +116,11 @@ def build(config: WorkerConfig, send: Send, progress: Progress) -> Worker:
     numba.set_num_threads(min(config.threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     source = locate(config.model)
     measured = sizes(config, read_config(source))
-    decoder = Decoder.load(source, config.dtype, lambda fraction, text: progress(0.8 * fraction, text))
+    decoder = Decoder.load(
+        source,
+        config.dtype,
+        lambda fraction, text: progress(0.8 * fraction, text.replace("ready", "weights are ready")),
+    )
     geometry, secret, model = measured.geometry, Secret(config.secret), decoder.config
     pool = Pool(geometry, measured.pages)
     key = SealKey(secret, geometry)
