@@ -149,7 +149,7 @@ def serve(
     typer.echo(f"starting {options.mode} workers for {options.model} ...", err=True)
     from hermetic.serve import main as run
 
-    raise typer.Exit(run(options) or 0)
+    run(options)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import uvicorn
 import uvloop
@@ -141,6 +141,9 @@ async def deployment(
         await supervisor.stop(handles)
 
 
+_READING = threading.Lock()  # transformers' lazy imports are not safe to run in two threads at once
+
+
 async def _in_thread(work: Callable[[A], B], argument: A) -> B:
     """Run slow reading beside the event loop, in a thread that an interrupted start does not wait for."""
     loop = asyncio.get_running_loop()
@@ -157,7 +160,8 @@ async def _in_thread(work: Callable[[A], B], argument: A) -> B:
     def body() -> None:
         value, error = None, None
         try:
-            value = work(argument)
+            with _READING:
+                value = work(argument)
         except Exception as problem:  # noqa: BLE001  (whatever it is, it is raised again where it is awaited)
             error = problem
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
@@ -238,7 +242,11 @@ async def _serve(
     commands: Commands,
     stop: asyncio.Event,
 ) -> None:
+    # Read while the workers start; `deployment` begins with the config, so that a refusal comes first.
     tokenizing = asyncio.create_task(_in_thread(Tokenizer.load, locate(options.model)))
+    tokenizing.add_done_callback(
+        lambda task: task.cancelled() or task.exception()
+    )  # awaited only if all goes well
     async with deployment(options, progress, commands) as running:
         tokenizer = await tokenizing
         app = create_app(running.cluster, tokenizer, tenants)
@@ -270,8 +278,29 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def main(options: ServeOptions, commands: Commands = product_command) -> int:
-    """The command. Returns the exit code; writes one clear line for whatever went wrong."""
+def _open_standard_streams() -> None:
+    """Whoever started us may have closed some of 0, 1 and 2; a socket that got such a number would be written to."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+def main(options: ServeOptions, commands: Commands = product_command) -> NoReturn:
+    """The command, to the end of the process: everything is closed by then, and taking the interpreter with its models
+    and tokenizers apart would take longer than all of that."""
+    code = _main(options, commands)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    os._exit(code)
+
+
+def _main(options: ServeOptions, commands: Commands) -> int:
+    """Returns the exit code; writes one clear line for whatever went wrong."""
+    _open_standard_streams()
     show = StartProgress()
     try:
         logs.setup(options.log_format)
