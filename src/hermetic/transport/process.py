@@ -10,6 +10,8 @@ class ProcessWatch:
     """Watches one process of this host. Raises OSError when there is no such process."""
 
     def __init__(self, pid: int) -> None:
+        if not 0 < pid < 2**31:  # it came over a wire, and os.pidfd_open would not say OSError
+            raise ProcessLookupError(f"{pid} is no process id")
         self._fd = os.pidfd_open(pid)
 
     def ended(self) -> bool:

@@ -14,8 +14,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hermetic.transport.base import Page, TransportError, Written
+from hermetic.transport.base import Page, TransportError, Written, usable
 from hermetic.transport.process import ProcessWatch
+
+
+class ShmTransport:
+    """Between processes of one user on one host. It listens nowhere."""
+
+    name = "shm"
+
+    def receiver(
+        self, slots: int, stride: int, peer_pid: int | None, peer_host: str | None = None
+    ) -> ShmReceiver:
+        if peer_pid is None:
+            raise TransportError(
+                "shared memory needs both workers on one host: use --transport mooncake or --transport nixl"
+            )
+        return ShmReceiver(slots, stride, peer_pid)
+
+    def sender(self, descriptor: str, stride: int) -> ShmSender:
+        return ShmSender(descriptor, stride)
+
+    def close(self) -> None:
+        """Receivers and senders close for themselves; whatever is left goes with the process."""
 
 
 class ShmReceiver:
@@ -85,10 +106,10 @@ class ShmSender:
         self._done: list[Written] = []
 
     def write(self, batch: int, pages: Sequence[tuple[Page, int]]) -> None:
+        if not usable([slot for _, slot in pages], len(self.memory)):
+            self._done.append(Written(batch, ok=False, stopped=True))
+            return
         for source, slot in pages:
-            if not 0 <= slot < len(self.memory):
-                self._done.append(Written(batch, ok=False, stopped=True))
-                return
             np.copyto(self.memory[slot], source)
         self._done.append(Written(batch, ok=True, stopped=True))
 
