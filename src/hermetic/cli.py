@@ -6,13 +6,27 @@ without torch. A command whose extra is missing says which one to install.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hermetic import __version__
-from hermetic.options import OptionError, ServeOptions, format_size, parse_size
+from hermetic.options import (
+    DTYPES,
+    LOG_FORMATS,
+    MODES,
+    ON_DISCONNECT,
+    TRANSPORTS,
+    VERIFY,
+    WORKER_ENVIRONMENT,
+    OptionError,
+    ServeOptions,
+    format_size,
+    parse_size,
+)
 
 if TYPE_CHECKING:
     from hermetic.model.info import ModelInfo
@@ -125,31 +139,202 @@ def serve(
         int | None,
         typer.Option(help="Threads of each worker. Default: the cores there are, shared out.", min=1),
     ] = None,
+    prefill_workers: Annotated[
+        int, typer.Option(help="Prefill workers, each with its own pool.", min=1)
+    ] = _DEFAULT.prefill_workers,
+    decode_workers: Annotated[
+        int, typer.Option(help="Decode (or unified) workers, each with its own pool.", min=1)
+    ] = _DEFAULT.decode_workers,
+    transport: Annotated[
+        str, typer.Option(help="How pages move: shm, mooncake or nixl.")
+    ] = _DEFAULT.transport,
+    on_disconnect: Annotated[
+        str,
+        typer.Option(
+            help="A client leaves: drain lets its running transfer and first token finish, cancel does not."
+        ),
+    ] = _DEFAULT.on_disconnect,
+    landing_slots: Annotated[
+        int, typer.Option(help="Pages in flight from one prefill worker to one decode worker at most.", min=1)
+    ] = _DEFAULT.landing_slots,
+    drain_deadline: Annotated[
+        float, typer.Option(help="Seconds until a transfer that does not end is fenced or quarantined.")
+    ] = _DEFAULT.drain_deadline,
+    silent_after: Annotated[
+        float, typer.Option(help="Seconds without a sign of life after which a worker is left out.")
+    ] = _DEFAULT.silent_after,
+    transfer_floor: Annotated[
+        str, typer.Option(help="Slowest transfer to reckon with, a second, like 50MB.")
+    ] = "50MB",
+    trip_failures: Annotated[
+        int,
+        typer.Option(
+            help="Integrity failures within --trip-minutes that disable the model. 0: never.", min=0
+        ),
+    ] = _DEFAULT.trip_failures,
+    trip_minutes: Annotated[float, typer.Option(help="See --trip-failures.")] = _DEFAULT.trip_minutes,
+    state_file: Annotated[
+        str | None, typer.Option(help="File that keeps a disabled model disabled over a restart.")
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = _DEFAULT.log_format,
 ) -> None:
-    """Serve a model over an OpenAI-compatible API."""
+    """Serve a model over an OpenAI-compatible API: gateway and workers on this machine."""
     options = ServeOptions(
         model=model,
-        mode=_one_of("--mode", mode, ("disaggregated", "unified")),
+        mode=_one_of("--mode", mode, MODES),
         host=host,
         port=port,
         context_length=context_length,
         prefill_kv=parse_size(prefill_kv),
         decode_kv=parse_size(decode_kv),
         page_size=page_size,
-        verify=_one_of("--verify", verify, ("tags", "landing", "read")),
-        dtype=_one_of("--dtype", dtype, ("bf16", "float32")),
+        verify=_one_of("--verify", verify, VERIFY),
+        dtype=_one_of("--dtype", dtype, DTYPES),
         api_keys=api_keys,
         served_name=served_name,
         max_batch=max_batch,
         chunk=chunk,
         threads=threads,
-        log_format=_one_of("--log-format", log_format, ("text", "json")),
+        log_format=_one_of("--log-format", log_format, LOG_FORMATS),
+        prefill_workers=prefill_workers,
+        decode_workers=decode_workers,
+        transport=_one_of("--transport", transport, TRANSPORTS),
+        on_disconnect=_one_of("--on-disconnect", on_disconnect, ON_DISCONNECT),
+        drain_deadline=drain_deadline,
+        silent_after=silent_after,
+        landing_slots=landing_slots,
+        transfer_floor=parse_size(transfer_floor),
+        trip_failures=trip_failures,
+        trip_minutes=trip_minutes,
+        state_file=state_file,
     )
     typer.echo(f"starting {options.mode} workers for {options.model} ...", err=True)
     from hermetic.serve import main as run
 
     run(options)
+
+
+_ClusterPath = Annotated[
+    Path, typer.Option("--cluster", help="The cluster file, the same on every machine: docs/cluster.md.")
+]
+_WorkerName = Annotated[
+    str | None, typer.Option("--name", help="Which worker of the file. Default: the only one of this role.")
+]
+
+
+@app.command()
+def gateway(cluster: _ClusterPath) -> None:
+    """Serve the API of a cluster whose workers run elsewhere."""
+    from hermetic.run_gateway import main as run
+
+    run(cluster)
+
+
+@app.command()
+def prefill(cluster: _ClusterPath, name: _WorkerName = None) -> None:
+    """Run one prefill worker of a cluster. The first Ctrl-C lets it leave, the second ends it."""
+    _worker(cluster, "prefill", name)
+
+
+@app.command()
+def decode(cluster: _ClusterPath, name: _WorkerName = None) -> None:
+    """Run one decode (or unified) worker of a cluster. The first Ctrl-C lets it leave, the second ends it."""
+    _worker(cluster, "decode", name)
+
+
+def _worker(cluster: Path, command: str, name: str | None) -> None:
+    os.environ.update(WORKER_ENVIRONMENT | os.environ)  # before torch is imported, which reads it
+    from hermetic.run_worker import main as run
+
+    run(cluster, command, name)
+
+
+@app.command()
+def keygen(
+    path: Annotated[Path, typer.Argument(help="Where to write the key file.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the keys that are there.")] = False,
+) -> None:
+    """Make the key file of a cluster. Copy it to every machine of the cluster, and show it to nobody."""
+    from hermetic import keys
+
+    made = keys.ClusterKeys.make()
+    keys.write(path, made, force)
+    print(f"wrote {path} (mode 0600), key id {made.secret.key_id}; name it in the cluster file: keys = ...")
+
+
+_Url = Annotated[str, typer.Option("--url", help="The gateway.", envvar="HERMETIC_URL")]
+_OperatorKey = Annotated[
+    str | None,
+    typer.Option(
+        "--operator-key", help="An operator's key; better in the environment.", envvar="HERMETIC_OPERATOR_KEY"
+    ),
+]
+_URL = "http://127.0.0.1:8000"
+
+
+@app.command()
+def status(
+    address: Annotated[str | None, typer.Argument(metavar="[URL]", help="The gateway; or --url.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    url: _Url = _URL,
+    operator_key: _OperatorKey = None,
+) -> None:
+    """List the workers of a running gateway: state, address, capacities, pages."""
+    from hermetic import operate
+
+    raise typer.Exit(operate.status(address or url, operator_key, as_json))
+
+
+@app.command()
+def drain(
+    worker: Annotated[str, typer.Argument(help="The worker's name, as `hermetic status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take requests again.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when it has nothing left, or at once.")
+    ] = True,
+    url: _Url = _URL,
+    operator_key: _OperatorKey = None,
+) -> None:
+    """Give a worker nothing new, and wait until it has finished what it has."""
+    from hermetic import operate
+
+    raise typer.Exit(operate.drain(url, operator_key, worker, undo, wait))
+
+
+@app.command()
+def disable(
+    reason: Annotated[str, typer.Option(help="What clients are told.")] = "disabled by the operator",
+    url: _Url = _URL,
+    operator_key: _OperatorKey = None,
+) -> None:
+    """Take the model away now: every new request gets 400 with the reason, until `hermetic enable`."""
+    from hermetic import operate
+
+    raise typer.Exit(operate.disable(url, operator_key, reason))
+
+
+@app.command()
+def enable(url: _Url = _URL, operator_key: _OperatorKey = None) -> None:
+    """Serve again after `hermetic disable`, or after integrity failures disabled the model."""
+    from hermetic import operate
+
+    raise typer.Exit(operate.enable(url, operator_key))
+
+
+@app.command()
+def context(
+    tokens: Annotated[
+        str, typer.Argument(help="The most tokens to advertise, or auto: what the pools hold.")
+    ],
+    url: _Url = _URL,
+    operator_key: _OperatorKey = None,
+) -> None:
+    """Cap the advertised context of a running gateway, so that workers can be changed one by one."""
+    from hermetic import operate
+
+    if tokens != "auto" and not (tokens.isascii() and tokens.isdigit() and int(tokens) >= 2):
+        raise OptionError(f"context is {tokens!r}; it must be a number of tokens, at least 2, or auto")
+    raise typer.Exit(operate.context(url, operator_key, None if tokens == "auto" else int(tokens)))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What a person sees while `hermetic serve` starts: a bar for each worker, then one line with what was measured."""
+"""What a person sees while workers start: a bar for each, then one line with what was measured."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class StartProgress:
         if not self._console.is_terminal and (worker, stage) not in self._said:
             self._said.add((worker, stage))
             self._console.print(f"{worker}: {stage}", highlight=False)
+
+    def say(self, text: str) -> None:
+        """One line for the person who started this."""
+        self._bars.stop()
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def ready(self, url: str, capacity: Capacity, keys: bool) -> None:
         """The one line to read, and one to paste."""

@@ -1,9 +1,22 @@
-"""What `hermetic serve` was asked to do, as plain data, and how sizes are written. Imports nothing heavy."""
+"""What a command was asked to do, as plain data, and how sizes are written. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+MODES = ("disaggregated", "unified")
+ROLES = ("prefill", "decode", "unified")
+DTYPES = ("bf16", "float32")
+VERIFY = ("tags", "landing", "read")
+TRANSPORTS = ("shm", "mooncake", "nixl")
+ON_DISCONNECT = ("drain", "cancel")
+LOG_FORMATS = ("text", "json")
+
+# How long a thread of a worker that waits for the others of its parallel section spins before it sleeps (some 0.3 ms
+# here). GNU OpenMP's own 13 ms make a step 10-30 times as long as soon as another process wants the core; sleeping at
+# once costs a quiet machine 60 %. Whoever knows better sets the variable. Read when torch is loaded.
+WORKER_ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -52,5 +65,16 @@ class ServeOptions:
     served_name: str | None = None
     max_batch: int = 64
     chunk: int = 512  # prompt tokens computed in one step at most
-    threads: int | None = None  # per worker; None: the cores this process may use
+    threads: int | None = None  # per worker; None: the cores this process may use, shared out
     log_format: str = "text"  # or json
+    prefill_workers: int = 1
+    decode_workers: int = 1  # or unified ones
+    transport: str = "shm"  # shm | mooncake | nixl
+    on_disconnect: str = "drain"  # or cancel: what becomes of a running transfer when its client leaves
+    drain_deadline: float = 30.0  # seconds that decode waits for *drained* before it fences or quarantines
+    silent_after: float = 30.0  # seconds without a sign of life after which a worker is left out
+    landing_slots: int = 64  # for each prefill worker, in each decode worker
+    transfer_floor: int = 50_000_000  # bytes a second of the slowest transfer that is still accepted
+    trip_failures: int = 3  # integrity failures within `trip_minutes` that disable the model; 0: never
+    trip_minutes: float = 10.0
+    state_file: str | None = None  # where "disabled" survives a restart of the gateway

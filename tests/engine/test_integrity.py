@@ -162,7 +162,7 @@ def test_a_bad_read_ends_exactly_the_jobs_whose_tables_hold_the_page_and_quarant
 
 
 def test_a_page_that_two_jobs_hold_takes_both_down_and_nobody_else(tiny: str) -> None:
-    """No two jobs share pages yet; a table that names a foreign page under a lease stands for a prefix cache."""
+    """A table that names another job's page without a lease on it; pages shared under leases are in test_prefix."""
     b = bench(tiny, 64, verify="read")
     one, two, three = running(b, (40, 1), (40, 1), (20, 1))
     (a,), (c,) = b.engine._live[one], b.engine._live[two]

@@ -60,6 +60,46 @@ class ScriptedBackend:
     unready: str | None = None
     requests: list[Generate] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
+    taken_away: str | None = None  # why the model is disabled
+    unsaved: Failed | None = None  # what `enable` raises
+    asked: list[tuple[str, object]] = field(default_factory=list)  # operations, in order
+
+    def accepting(self) -> None:
+        if self.taken_away is not None:
+            raise Refused("model_disabled", f"this model was disabled: {self.taken_away}", 400)
+
+    def disabled(self) -> str | None:
+        return self.taken_away
+
+    async def status(self) -> Mapping[str, object]:
+        return {"gateway": {"model": "smollm2", "disabled": self.taken_away}, "workers": []}
+
+    def drain(self, worker: str) -> str:
+        if worker != "decode-0":
+            raise Refused(
+                "worker_not_found", f"there is no worker {worker!r}; there are: decode-0", 404, "worker"
+            )
+        self.asked.append(("drain", worker))
+        return "draining"
+
+    def undrain(self, worker: str) -> str:
+        self.asked.append(("undrain", worker))
+        return "ready"
+
+    def disable(self, reason: str, by: str) -> str | None:
+        self.asked.append(("disable", by))
+        self.taken_away = reason
+        return None
+
+    def enable(self, by: str) -> None:
+        if self.unsaved is not None:
+            raise self.unsaved
+        self.asked.append(("enable", by))
+        self.taken_away = None
+
+    def set_context(self, tokens: int | None) -> int:
+        self.asked.append(("context", tokens))
+        return min(tokens or self.max_model_len, self.max_model_len)
 
     def capacity(self) -> Capacity:
         pools = {"prefill-0": self.max_model_len, "decode-0": 2 * self.max_model_len}

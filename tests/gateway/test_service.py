@@ -127,6 +127,47 @@ async def test_metrics_show_the_workers_figures_by_state_and_level(
     assert value(text, "hermetic_worker_odd_name", worker="decode-0") == 1
 
 
+def test_metrics_show_deferred_releases_and_what_the_gateway_did_about_lost_workers() -> None:
+    decode = {
+        "releases_deferred": 2, "releases_drained_total": 5, "releases_fenced_total": 1, "releases_quarantined_total": 1,
+        "release_seconds_sum": 12.5, "release_seconds_count": 6, "release_seconds_bucket_0.01": 1,
+        "release_seconds_bucket_0.1": 2, "release_seconds_bucket_1": 4, "release_seconds_bucket_10": 5,
+        "release_seconds_bucket_60": 6, "release_seconds_bucket_inf": 6, "drains_outstanding": 3, "peers_lost": 1,
+        "messages_resent": 7, "resends": 8, "pages_refused_landing": 9, "slots_fenced": 10, "fences_total": 11,
+    }  # fmt: skip
+    gateway = {
+        "retries_worker_lost": 4, "retries_no_pair": 0, "workers_ready": 2, "workers_unreachable": 1, "workers_alive": 2,
+        "registrations_rejected": 3, "messages_stale": 5, "disabled": 1, "integrity_failures_total": 3,
+        "disabled_trips_total": 1, "context_advertised": 256, "reruns": 6,
+    }  # fmt: skip
+    text = Metrics().scrape({"decode-0": decode, "prefill-0": decode, "gateway": gateway}).decode()
+    for worker in ("decode-0", "prefill-0"):
+        assert value(text, "hermetic_releases_deferred", worker=worker) == 2
+        assert value(text, "hermetic_releases_total", worker=worker, outcome="drained") == 5
+        assert value(text, "hermetic_releases_total", worker=worker, outcome="fenced") == 1
+        assert value(text, "hermetic_releases_total", worker=worker, outcome="quarantined") == 1
+        assert value(text, "hermetic_release_seconds_bucket", worker=worker, le="0.1") == 2
+        assert value(text, "hermetic_release_seconds_bucket", worker=worker, le="+Inf") == 6
+        assert value(text, "hermetic_release_seconds_count", worker=worker) == 6
+        assert value(text, "hermetic_release_seconds_sum", worker=worker) == 12.5
+        assert value(text, "hermetic_drains_outstanding", worker=worker) == 3
+        for name, count in (("peers_lost", 1), ("messages_resent", 7), ("resends", 8), ("pages_refused_landing", 9),
+                            ("slots_fenced", 10), ("fences", 11)):  # fmt: skip
+            assert value(text, f"hermetic_worker_{name}_total", worker=worker) == count
+    assert value(text, "hermetic_retries_total", reason="worker_lost") == 4
+    assert value(text, "hermetic_workers", state="ready") == 2
+    assert value(text, "hermetic_workers", state="unreachable") == 1
+    assert value(text, "hermetic_workers_alive") == 2
+    assert value(text, "hermetic_registrations_rejected_total") == 3
+    assert value(text, "hermetic_gateway_messages_stale_total") == 5
+    assert value(text, "hermetic_disabled") == 1
+    assert value(text, "hermetic_integrity_failures_total") == 3
+    assert value(text, "hermetic_disabled_trips_total") == 1
+    assert value(text, "hermetic_context_advertised_tokens") == 256
+    names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
+    assert len(names) == len(set(names))
+
+
 async def test_pages_held_count_shared_prompt_pages_once_and_whole_pages(
     make_app: Any, backend: ScriptedBackend
 ) -> None:

@@ -1,15 +1,20 @@
-"""Both machines, the slots, two memories and a network that delays, repeats and loses: what the random walks walk over.
+"""Both machines, the slots, two memories and a network that loses, repeats and reorders: what the random walks walk over.
 
 The one thing to know: a write in flight may put any of its bytes into its slots at any moment until it is reported
-(one that failed without stopping: until a fence). After every move `check` asks whether each such slot still belongs
-to the ticket that may write there.
+(one in doubt: until its segment is fenced). After every move `check` asks whether each such slot still belongs to the
+ticket that may write there. Around the machines stands what the workers do: an answer for tickets that are not here any
+more, a gateway that cancels the other half, a fence that replaces the segment.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 from hermetic.handoff import messages as m
 from hermetic.handoff.actions import (
@@ -18,49 +23,77 @@ from hermetic.handoff.actions import (
     Copy,
     Enqueue,
     Enter,
+    Forget,
     Report,
     Send,
     StopComputing,
     Write,
 )
-from hermetic.handoff.decode import DecodeHandoff
+from hermetic.handoff.decode import OPEN, DecodeHandoff
 from hermetic.handoff.decode import State as DecodeState
-from hermetic.handoff.outcome import Aborted, Completed, Outcome
+from hermetic.handoff.machine import Machine
+from hermetic.handoff.outcome import Aborted, Completed, Failed, Outcome, Refused
 from hermetic.handoff.prefill import ACTIVE, PrefillHandoff
 from hermetic.handoff.prefill import State as PrefillState
 from hermetic.kv.slots import Slots, SlotUse
 
 SIZE = 16
 Content = tuple[bytes, int, bool]  # ticket, page, intact
-Move = tuple[str, Callable[[], None]]
+Move = tuple[str, Callable[[], object]]
+UNKNOWN = Aborted("unknown_ticket", "not here")
+LOST = Failed("worker_lost", "silence")
+TOUCHED = (PrefillState.SENDING, PrefillState.COMPLETE, PrefillState.DRAINING, PrefillState.STUCK)
+
+
+@contextmanager
+def rows_taken() -> Iterator[Counter[tuple[type, Any, str]]]:
+    """Counts the rows of both tables that are taken in the block: (machine, state, event)."""
+    taken: Counter[tuple[type, Any, str]] = Counter()
+    on = Machine._on
+
+    def counting(self: Machine[Any], event: str, handle: Callable[[], list[Action]]) -> list[Action]:
+        state = self.state
+        actions = on(self, event, handle)
+        if (state, event) in self.table:
+            taken[type(self), state, event] += 1
+        return actions
+
+    with mock.patch.object(Machine, "_on", counting):
+        yield taken
 
 
 @dataclass
 class Flight:
-    """A write: `lost` when it failed without a promise that no byte follows."""
+    """A write. In `doubt` when it failed without a promise that no byte follows."""
 
     batch: int
     pages: tuple[tuple[int, SlotUse], ...]
-    lost: bool = False
+    segment: int
+    doubt: bool = False
 
 
 @dataclass
 class Ticket:
-    """One request on both sides."""
+    """One request on both sides, and what each worker keeps of it."""
 
     key: m.Key
     tokens: int
-    prefill: PrefillHandoff
-    decode: DecodeHandoff
+    prefill: PrefillHandoff | None = None
+    decode: DecodeHandoff | None = None
+    prefill_end: Outcome | None = None  # remembered after the record went
+    decode_over: bool = False
     submitted: bool = False
     queued: bool = False
     computing: bool = False
     ready: int = 0
     flights: list[Flight] = field(default_factory=list)
     copies: deque[Copy] = field(default_factory=deque)
+    running: list[Copy] = field(default_factory=list)  # of one round: these are made whatever happens
+    copied: set[SlotUse] = field(default_factory=set)
     landed: dict[int, Content] = field(default_factory=dict)  # decode's own pages
     reports: dict[str, list[Outcome]] = field(default_factory=lambda: {"prefill": [], "decode": []})
     closes: Counter[str] = field(default_factory=Counter)
+    cancels: set[str] = field(default_factory=set)  # halves that the gateway will cancel
     entered: int = 0
 
     @property
@@ -69,23 +102,19 @@ class Ticket:
 
 
 class World:
-    """`faults` left are counted down, so that every walk ends in calm."""
+    """`budget` faults at most, so that every walk ends in calm. `fenceable`: whether decode can fence a living peer."""
 
-    def __init__(self, tokens: list[int], slots: int, budget: int = 6) -> None:
-        self.slots = Slots(slots)
+    def __init__(self, tokens: list[int], slots: int, budget: int = 6, fenceable: bool = True) -> None:
+        self.slots, self.count = Slots(slots), slots
+        self.segment = self.sender = 0  # decode's segment, and the one that prefill writes to
         self.memory: dict[int, Content] = {}
-        self.budget = budget
+        self.written: set[tuple[int, SlotUse]] = set()
+        self.budget, self.fenceable = budget, fenceable
         self.down: deque[tuple[Ticket, m.HandoffMessage]] = deque()  # decode -> prefill
         self.up: deque[tuple[Ticket, m.HandoffMessage]] = deque()
         self.old: list[tuple[str, Ticket, m.HandoffMessage]] = []
         self.prefill_alive = self.decode_alive = self.connected = True
-        self.tickets = []
-        for i, count in enumerate(tokens):
-            key = m.Key(bytes([i]) * 16, 1)
-            decode = DecodeHandoff(key, count, -(-count // SIZE), self.slots)
-            ticket = Ticket(key, count, PrefillHandoff(), decode)
-            self.tickets.append(ticket)
-            self.at_decode(ticket, decode.reserved())
+        self.tickets = [Ticket(m.Key(bytes([i]) * 16, 1), count) for i, count in enumerate(tokens)]
 
     # ----------------------------------------------------------------- performing
 
@@ -93,6 +122,8 @@ class World:
         for action in actions:
             match action:
                 case Send(message=message):
+                    if isinstance(message, m.Drained):
+                        assert not t.flights, "drained was said while a write may still land"
                     if self.connected:
                         self.up.append((t, message))
                 case Enqueue():
@@ -102,13 +133,18 @@ class World:
                     t.queued = t.computing = False
                 case Write(batch=batch, pages=pages):
                     assert all(page < t.ready for page, _ in pages)
-                    t.flights.append(Flight(batch, pages))
+                    uses = {(self.sender, use) for _, use in pages}
+                    assert not uses & self.written, "one use of a slot was written twice"
+                    self.written |= uses
+                    t.flights.append(Flight(batch, pages, self.sender))
                 case CloseLeases():
                     t.closes["prefill"] += 1
                     assert not t.flights, "source pages were given back under a write"
                     t.computing = False
                 case Report(outcome=outcome):
-                    t.reports["prefill"].append(outcome)
+                    self.report(t, "prefill", outcome)
+                case Forget():
+                    t.prefill, t.prefill_end = None, t.reports["prefill"][0]
                 case _:
                     raise AssertionError(action)
 
@@ -118,127 +154,258 @@ class World:
                 case Send(message=message):
                     if self.connected:
                         self.down.append((t, message))
-                case Copy():
+                case Copy(slot=slot):
+                    assert self.slots.holds(t.key, slot)
+                    assert slot not in t.copied, "one use of a slot was copied twice"
+                    t.copied.add(slot)
                     t.copies.append(action)
                 case Enter(state=state):
                     t.entered += 1
                     assert state == t.key.ticket
+                    assert t.decode is not None
+                    told = t.decode._complete
+                    assert told is not None
+                    assert (told.tokens, told.pages) == (t.tokens, t.pages), "false counts were believed"
                     # Evidence of its own: what lies in decode's memory is this prompt, whole.
                     assert t.landed == {p: (t.key.ticket, p, True) for p in range(t.pages)}
                 case CloseLeases():
                     t.closes["decode"] += 1
-                    assert not t.copies, "decode's pages were given back under a copy"
+                    assert not t.copies, "decode's pages were given back before a copy"
+                    assert not t.running, "decode's pages were given back under a copy"
                 case Report(outcome=outcome):
-                    t.reports["decode"].append(outcome)
+                    self.report(t, "decode", outcome)
                     if not isinstance(outcome, Completed):
-                        self.abandon(t)
+                        while t.copies and t.decode is not None:  # as the worker does: these are not made
+                            self.at_decode(t, t.decode.copied(t.copies.popleft().page, False))
+                case Forget():
+                    t.decode, t.decode_over = None, True
                 case _:
                     raise AssertionError(action)
 
-    def abandon(self, t: Ticket) -> None:
-        """As the worker does: copies still queued are not made."""
-        while t.copies:
-            self.at_decode(t, t.decode.copied(t.copies.popleft().page, False))
+    def report(self, t: Ticket, half: str, outcome: Outcome) -> None:
+        t.reports[half].append(outcome)
+        if not isinstance(outcome, Completed):
+            t.cancels.add("decode" if half == "prefill" else "prefill")
 
     # ------------------------------------------------------------------ calm moves
 
     def calm(self) -> list[Move]:
         moves: list[Move] = []
         if self.connected:
-            moves += [("down", self.deliver_down)] * bool(self.down) + [("up", self.deliver_up)] * bool(
-                self.up
-            )
+            if self.down:
+                moves.append(("down", lambda: self.deliver_down(0)))
+            if self.up:
+                moves.append(("up", lambda: self.deliver_up(0)))
+            if self.sender != self.segment:
+                moves.append(("welcome", self.welcome))
+        elif self.prefill_alive and self.decode_alive:
+            moves.append(("greet", self.greet))
         for t in self.tickets:
             if self.prefill_alive:
                 if not t.submitted:
                     moves.append(("submit", lambda t=t: self.submit(t)))
+                elif "prefill" in t.cancels:
+                    moves.append(("cancel prefill", lambda t=t: self.cancel_prefill(t)))
                 if t.queued:
                     moves.append(("start", lambda t=t: self.start(t)))
                 if t.computing:
                     moves.append(("compute", lambda t=t: self.compute(t)))
-                moves += [("wrote", lambda t=t, f=f: self.wrote(t, f)) for f in t.flights if not f.lost]
+                moves += [("wrote", lambda t=t, f=f: self.wrote(t, f)) for f in t.flights if not f.doubt]
             if self.decode_alive:
+                if "decode" in t.cancels:
+                    moves.append(("cancel decode", lambda t=t: self.cancel_decode(t)))
+                paired = self.connected and self.sender == self.segment
+                if t.decode is None and not t.decode_over and paired:
+                    moves.append(("reserve", lambda t=t: self.reserve(t)))
                 if t.copies:
+                    moves.append(("begin copy", lambda t=t: t.running.append(t.copies.popleft())))
+                if t.running:
                     moves.append(("copy", lambda t=t: self.copy(t)))
-                if t.decode.wants() and self.slots.free:
-                    moves.append(("credit", lambda t=t: self.at_decode(t, t.decode.credit(self.slots.free))))
+                if t.decode is not None and t.decode.wants() and self.slots.free:
+                    moves.append(("credit", lambda t=t: self.credit(t)))
         return moves
+
+    def reserve(self, t: Ticket) -> None:
+        t.decode = DecodeHandoff(t.key, t.tokens, t.pages, self.slots)
+        self.at_decode(t, t.decode.reserved())
+
+    def credit(self, t: Ticket) -> None:
+        assert t.decode is not None
+        self.at_decode(t, t.decode.credit(self.slots.free))
 
     def submit(self, t: Ticket, tokens: int | None = None) -> None:
         t.submitted = True
+        if t.prefill_end is not None:  # decode's abort was here first
+            if not t.reports["prefill"]:
+                self.report(t, "prefill", t.prefill_end)
+            return
+        if t.prefill is None and not self.connected:
+            self.report(t, "prefill", Refused("no_pair", ""))
+            t.prefill_end = t.reports["prefill"][0]
+            return
+        t.prefill = t.prefill or PrefillHandoff()
         tokens = tokens or t.tokens
         self.at_prefill(t, t.prefill.submitted(tokens, -(-tokens // SIZE)))
 
     def start(self, t: Ticket) -> None:
+        assert t.prefill is not None
         t.queued, t.computing = False, True
         self.at_prefill(t, t.prefill.started())
 
     def compute(self, t: Ticket) -> None:
+        assert t.prefill is not None
         t.ready += 1
         last = t.ready == t.pages
         t.computing = not last
         self.at_prefill(t, t.prefill.pages_ready(t.ready))
-        if last:
+        if last and t.prefill is not None:
             self.at_prefill(t, t.prefill.computed(t.key.ticket))
 
     def put(self, t: Ticket, flight: Flight, at: int, intact: bool) -> None:
         page, use = flight.pages[at % len(flight.pages)]
-        self.memory[use.slot] = (t.key.ticket, page, intact)
+        if flight.segment == self.segment:  # else: it was fenced, and these bytes land nowhere
+            self.memory[use.slot] = (t.key.ticket, page, intact)
 
     def wrote(self, t: Ticket, flight: Flight, intact: bool = True) -> None:
         for at in range(len(flight.pages)):
             self.put(t, flight, at, intact or at > 0)
         t.flights.remove(flight)
+        assert t.prefill is not None, "a record was forgotten under a write"
         self.at_prefill(t, t.prefill.wrote(flight.batch, True))
 
     def copy(self, t: Ticket) -> None:
-        copy = t.copies.popleft()
-        t.landed[copy.page] = self.memory[copy.slot.slot]
+        assert t.decode is not None
+        copy, free = t.running.pop(0), self.slots.free
+        t.landed[copy.page] = self.memory.get(copy.slot.slot, (b"", -1, False))
         good = t.landed[copy.page] == (t.key.ticket, copy.page, True)
-        self.at_decode(t, t.decode.copied(copy.page, good))
+        actions = t.decode.copied(copy.page, good)
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, m.Resend):
+                again = SlotUse(*action.message.slot)
+                assert again not in t.copied, "a page was asked for again into a use that had landed"
+                assert again.slot != copy.slot.slot or not free
+        self.at_decode(t, actions)
 
-    def deliver_down(self) -> None:
-        t, message = self.down.popleft()
+    def deliver_down(self, at: int) -> None:
+        t, message = self.down[at]
+        del self.down[at]
         self.old.append(("down", t, message))
         if self.prefill_alive:
-            self.at_prefill(t, t.prefill.received(message))
+            self.to_prefill(t, message)
 
-    def deliver_up(self) -> None:
-        t, message = self.up.popleft()
+    def deliver_up(self, at: int) -> None:
+        t, message = self.up[at]
+        del self.up[at]
         self.old.append(("up", t, message))
         if self.decode_alive:
-            self.at_decode(t, t.decode.received(message))
+            self.to_decode(t, message)
+
+    def to_prefill(self, t: Ticket, message: m.HandoffMessage) -> None:
+        if t.prefill is not None:
+            self.first_cause(t, "prefill", message, t.prefill.state in ACTIVE, t.prefill.received(message))
+        elif isinstance(message, m.Abort):
+            t.prefill_end = t.prefill_end or Aborted(message.code, message.reason)
+            self.at_prefill(t, [Send(m.Drained())])
+        elif isinstance(message, m.Grant) and t.prefill_end is None:
+            t.prefill = PrefillHandoff()
+            self.at_prefill(t, t.prefill.received(message))
+        elif isinstance(message, m.Grant | m.Credit | m.Resend):
+            ended = t.prefill_end
+            if ended is not None and not isinstance(ended, Completed):
+                self.at_prefill(t, [Send(m.Abort(ended.code, ended.reason)), Send(m.Drained())])
+
+    def to_decode(self, t: Ticket, message: m.HandoffMessage) -> None:
+        if t.decode is not None:
+            self.first_cause(t, "decode", message, t.decode.state in OPEN, t.decode.received(message))
+        elif t.decode_over and isinstance(message, m.Started | m.Landed | m.Complete):
+            answer = m.Ack() if t.entered else m.Abort(UNKNOWN.code, UNKNOWN.reason)
+            self.at_decode(t, [Send(answer)])
+
+    def first_cause(
+        self, t: Ticket, half: str, message: m.HandoffMessage, was_open: bool, actions: list[Action]
+    ) -> None:
+        if isinstance(message, m.Abort) and was_open:
+            reported = [a.outcome for a in actions if isinstance(a, Report)]
+            assert reported == [Aborted(message.code, message.reason)]
+        (self.at_prefill if half == "prefill" else self.at_decode)(t, actions)
+
+    def cancel_prefill(self, t: Ticket) -> None:
+        t.cancels.discard("prefill")
+        if t.prefill is not None and t.prefill.state in ACTIVE:
+            self.at_prefill(t, t.prefill.abort(Aborted("other_half", "")))
+
+    def cancel_decode(self, t: Ticket) -> None:
+        t.cancels.discard("decode")
+        if t.decode is not None:
+            if t.decode.state in OPEN:
+                self.at_decode(t, t.decode.abort(Aborted("other_half", "")))
+        elif not t.decode_over:
+            self.never_reserved(t, Aborted("other_half", ""))
+
+    def never_reserved(self, t: Ticket, outcome: Outcome) -> None:
+        t.decode_over = True
+        self.report(t, "decode", outcome)
+
+    def greet(self) -> None:
+        self.connected = True
+        for t in self.tickets:
+            if t.decode is not None:
+                self.at_decode(t, t.decode.nudge())
 
     # -------------------------------------------------------------------- faults
 
     def faults(self, pick: int) -> list[Move]:
-        """What can go wrong now; `pick` chooses among equals."""
+        """What can go wrong now, and what time may bring; `pick` chooses among equals."""
         if not self.budget:
             return []
-        t = self.tickets[pick % len(self.tickets)]
+        draw = random.Random(pick)
+        pick = draw.randrange(2**16)
+        t = draw.choice(self.tickets)
         moves: list[Move] = []
-        if self.old and self.connected:
-            moves.append(("repeat", lambda: self.repeat(self.old[pick % len(self.old)])))
-        if self.down and isinstance(self.down[0][1], m.Credit):
-            moves.append(("lose a credit", lambda: self.down.popleft() and None))
-        if self.up and isinstance(self.up[0][1], m.Complete):
-            moves.append(("lie", self.lie))
+        if self.connected:
+            if self.old:
+                moves.append(("repeat", lambda: self.repeat(draw.choice(self.old))))
+            for kind in (m.Resend, m.Landed, m.Ack):
+                if some := [what for what in self.old if isinstance(what[2], kind)]:
+                    moves.append(
+                        (f"repeat {kind.__name__}", lambda some=some: self.repeat(draw.choice(some)))
+                    )
+            for queue, deliver in ((self.down, self.deliver_down), (self.up, self.deliver_up)):
+                if queue:
+                    moves.append(("lose", lambda q=queue: q.__delitem__(pick % len(q))))
+                if len(queue) > 1:
+                    moves.append(("overtake", lambda q=queue, d=deliver: d(1 + pick % (len(q) - 1))))
+            if self.up and isinstance(self.up[0][1], m.Complete):
+                moves.append(("lie", lambda: self.lie(pick)))
+            if self.up and isinstance(self.up[0][1], m.Landed):
+                moves.append(("lie about a page", lambda: self.lie_about_a_page(pick)))
         if self.prefill_alive:
-            moves.append(("prefill aborts", lambda: self.abort_prefill(t, Aborted("prefill", str(pick)))))
+            if t.prefill is not None:
+                moves.append(("prefill nudges", lambda: self.at_prefill(t, t.prefill.nudge())))
+                if t.prefill.state in ACTIVE:
+                    moves.append(("prefill aborts", lambda: self.abort_prefill(t, Aborted("p", str(pick)))))
             if not t.submitted:
                 moves.append(("submit otherwise", lambda: self.submit(t, t.tokens + 1 + pick % 40)))
             for f in t.flights[:1]:
-                if not f.lost:
+                if not f.doubt:
                     moves.append(("write badly", lambda f=f: self.wrote(t, f, intact=False)))
                     moves.append(("write fails", lambda f=f: self.write_fails(t, f, True)))
-                    moves.append(("write hangs", lambda f=f: self.write_fails(t, f, False)))
+                    moves.append(("write in doubt", lambda f=f: self.write_fails(t, f, False)))
                 moves.append(("bytes arrive", lambda f=f: self.put(t, f, pick, pick % 2 == 0)))
-            moves.append(("prefill dies", lambda: self.prefill_dies()))
+            moves.append(("prefill dies", self.prefill_dies))
         if self.decode_alive:
-            moves.append(("decode aborts", lambda: self.abort_decode(t, Aborted("decode", str(pick)))))
-            moves.append(("decode dies", lambda: self.decode_dies()))
+            if t.decode is not None:
+                moves.append(("decode nudges", lambda: self.at_decode(t, t.decode.nudge())))
+                if t.decode.state in OPEN:
+                    moves.append(("decode aborts", lambda: self.abort_decode(t, Aborted("d", str(pick)))))
+            for late in self.tickets:
+                if late.decode is not None and late.decode.state is DecodeState.DRAINING:
+                    moves.append(("overdue", lambda late=late: self.overdue(late)))
+            moves.append(("decode dies", self.decode_dies))
             if self.connected:
-                moves.append(("silence", lambda: self.silence()))
+                moves.append(("silence", self.silence))
+                if self.fenceable and self.sender == self.segment:
+                    moves.append(("fence", self.fence))
         return moves
 
     def spend(self, move: Move) -> None:
@@ -248,38 +415,93 @@ class World:
     def repeat(self, what: tuple[str, Ticket, m.HandoffMessage]) -> None:
         way, t, message = what
         if way == "down" and self.prefill_alive:
-            self.at_prefill(t, t.prefill.received(message))
+            self.to_prefill(t, message)
         if way == "up" and self.decode_alive:
-            self.at_decode(t, t.decode.received(message))
+            self.to_decode(t, message)
 
-    def lie(self) -> None:
-        t, message = self.up.popleft()
-        assert isinstance(message, m.Complete)
-        self.up.appendleft((t, m.Complete(message.tokens - 1, message.pages, message.state)))
+    def lie(self, pick: int) -> None:
+        t, told = self.up.popleft()
+        assert isinstance(told, m.Complete)
+        tokens, pages, batches = [(-1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1), (1, 0, 0)][pick % 5]
+        wrong = m.Complete(told.tokens + tokens, told.pages + pages, told.batches + batches, told.state)
+        self.up.appendleft((t, wrong))
+
+    def lie_about_a_page(self, pick: int) -> None:
+        t, told = self.up.popleft()
+        assert isinstance(told, m.Landed)
+        (_, slot, use), *rest = told.pages
+        self.up.appendleft((t, m.Landed(told.sequence, ((pick % (t.pages + 2) - 1, slot, use), *rest))))
 
     def abort_prefill(self, t: Ticket, cause: Outcome) -> None:
-        first = t.prefill.state in ACTIVE
+        assert t.prefill is not None
         self.at_prefill(t, t.prefill.abort(cause))
-        if first:
-            assert t.reports["prefill"] == [cause]
+        assert t.reports["prefill"] == [cause]
 
     def abort_decode(self, t: Ticket, cause: Outcome) -> None:
-        first = t.decode.state in (DecodeState.RESERVED, DecodeState.LANDING)
+        assert t.decode is not None
         self.at_decode(t, t.decode.abort(cause))
-        if first:
-            assert t.reports["decode"] == [cause]
+        assert t.reports["decode"] == [cause]
 
     def write_fails(self, t: Ticket, flight: Flight, stopped: bool) -> None:
         if stopped:
             t.flights.remove(flight)
         else:
-            flight.lost = True
+            flight.doubt = True
+        assert t.prefill is not None
         self.at_prefill(t, t.prefill.wrote(flight.batch, False, stopped))
+
+    def overdue(self, t: Ticket) -> None:
+        """Time alone: it may take slots out of use, and gives nothing back."""
+        assert t.decode is not None
+        held, free = self.slots.held(t.key), self.slots.free
+        self.at_decode(t, t.decode.overdue())
+        assert (self.slots.held(t.key), self.slots.free) == (held, free)
+
+    def fence(self) -> None:
+        """The peer's segment is fenced and thrown away, and the peer, which may be alive, is given another one."""
+        self.fenced("fenced")
+        self.slots, self.memory, self.segment = Slots(self.count), {}, self.segment + 1
+
+    def fenced(self, why: str) -> None:
+        for t in self.tickets:
+            while t.running:  # a worker fences between two rounds
+                self.copy(t)
+            if t.decode is not None:
+                self.at_decode(t, t.decode.fenced(why))
+            assert t.decode is None, "something waits for a peer that was fenced"
+        self.slots.fence()
+        assert self.slots.counts() == (self.count, 0, 0)
+
+    def welcome(self) -> None:
+        """Prefill is told of the new segment: it closes the sender of the former one."""
+        self.sender = self.segment
+        self.drop_segment("fenced")
+
+    def drop_segment(self, why: str) -> None:
+        for t in self.tickets:
+            if t.prefill is not None and t.prefill.state in TOUCHED:
+                t.flights.clear()
+                self.at_prefill(t, t.prefill.fenced(why))
+                assert t.prefill is None
 
     def cut(self) -> None:
         self.connected = False
         self.up.clear()
         self.down.clear()
+
+    def silence(self) -> None:
+        """The session is lost, on both sides; both may live on, and write on."""
+        self.cut()
+        for t in self.tickets:
+            if t.prefill is not None and t.prefill.state in ACTIVE:
+                self.at_prefill(t, t.prefill.abort(LOST))
+            if t.decode is not None:
+                if t.decode.state in OPEN:
+                    self.at_decode(t, t.decode.abort(LOST))
+                if t.decode is not None and t.decode.state is DecodeState.DRAINING:
+                    self.overdue(t)
+            elif not t.decode_over:
+                self.never_reserved(t, LOST)
 
     def prefill_dies(self) -> None:
         """Its process is confirmed dead: nothing of it can write any more."""
@@ -287,23 +509,19 @@ class World:
         self.cut()
         for t in self.tickets:
             t.flights.clear()
+            t.prefill = None
+            if self.decode_alive and t.decode is None and not t.decode_over:
+                self.never_reserved(t, LOST)
         if self.decode_alive:
-            for t in self.tickets:
-                self.at_decode(t, t.decode.fenced("prefill died"))
-            self.slots.fence()
+            self.fenced("prefill died")
 
     def decode_dies(self) -> None:
         self.decode_alive = False
         self.cut()
-        if self.prefill_alive:
-            for t in self.tickets:
-                self.at_prefill(t, t.prefill.peer_gone("decode died"))
-
-    def silence(self) -> None:
-        """Decode gives up on a peer that may live on, and write on."""
-        self.cut()
         for t in self.tickets:
-            self.at_decode(t, t.decode.lost("silence"))
+            if t.prefill is not None and t.prefill.state in ACTIVE and t.prefill.state not in TOUCHED:
+                self.at_prefill(t, t.prefill.abort(LOST))
+        self.drop_segment("decode died")
 
     # ---------------------------------------------------------------- invariants
 
@@ -314,61 +532,58 @@ class World:
                 assert len(reports) <= 1, (half, reports)
                 assert t.closes[half] <= 1
             assert t.entered <= 1
-            assert (t.entered == 1) == (t.decode.state is DecodeState.ENTERED)
+            assert (t.entered == 1) == (t.reports["decode"] == [Completed()])
             if not self.decode_alive:
                 continue  # its memory is gone with it
             for flight in t.flights:
                 for _, use in flight.pages:
-                    safe = self.slots.holds(t.key, use) or use.slot in self.slots._quarantined
+                    safe = flight.segment != self.segment or self.slots.holds(t.key, use)
                     assert safe, f"{use} was given away while {t.key} may still write into it"
 
     def settle(self) -> None:
-        """No more faults: everything that can happen happens, and lost credits are repeated when all else is quiet."""
-        for _ in range(10_000):
-            moves = self.calm()
-            if not moves:
-                before = len(self.down)
-                for t in self.tickets:
-                    if self.decode_alive:
-                        self.at_decode(t, t.decode.repeat_credit())
-                if not self.connected or len(self.down) == before or self.quiet():
-                    return
-                continue
-            moves[0][1]()
+        """No more faults: what can happen happens; when nothing can, time passes. It must come to an end."""
+        passed = 0
+        for _ in range(20_000):
+            if moves := self.calm():
+                moves[0][1]()
+            elif self.over() or passed > 40:
+                return
+            else:
+                passed += 1
+                self.time_passes(passed)
             self.check()
         raise AssertionError("it does not end")
 
-    def quiet(self) -> bool:
-        return all(t.reports["decode"] for t in self.tickets)
+    def over(self) -> bool:
+        return all(t.prefill is None and (t.decode is None or not self.decode_alive) for t in self.tickets)
+
+    def time_passes(self, passed: int) -> None:
+        """Nudges first; later drains are overdue, and what is in quarantine is fenced where the transport can."""
+        for t in self.tickets:
+            if t.prefill is not None:
+                self.at_prefill(t, t.prefill.nudge())
+            if self.decode_alive and t.decode is not None:
+                if passed > 3 and t.decode.state is DecodeState.DRAINING:
+                    self.overdue(t)
+                elif t.decode is not None:
+                    self.at_decode(t, t.decode.nudge())
+        if passed > 6 and self.decode_alive and self.slots.counts().quarantined:
+            if self.fenceable:
+                self.fence()
+            elif passed > 12:
+                self.prefill_dies()
 
     def check_end(self) -> None:
-        """Both halves of everything have ended, by the rules, and nothing leaks but what a dead or mad peer holds."""
-        stuck = any(t.prefill.state is PrefillState.STUCK for t in self.tickets)
+        """Both halves of everything have ended, by the rules, and every slot is back."""
+        assert not self.calm()
         for t in self.tickets:
-            if stuck and self.connected and not self.slots.free and not t.reports["decode"]:
-                # Every slot is held by writes that may still run: the others wait, until a fence or their deadline.
-                assert (t.prefill.state, t.decode.state) == (PrefillState.SENDING, DecodeState.LANDING)
-                continue
-            if self.prefill_alive and (self.connected or not self.decode_alive):
+            if self.prefill_alive:
+                assert t.prefill is None, t
                 assert len(t.reports["prefill"]) == 1, t
-                if t.prefill.state is not PrefillState.STUCK:
-                    assert (t.prefill.state, t.closes["prefill"]) == (PrefillState.ENDED, 1)
             if not self.decode_alive:
                 continue
+            assert (t.decode, t.decode_over) == (None, True), t
             assert len(t.reports["decode"]) == 1, t
-            if t.entered:
-                assert isinstance(t.reports["decode"][0], Completed)
-                assert t.closes["decode"] == 0  # its leases are the running request's now
-            elif t.prefill.state is PrefillState.STUCK and self.connected and self.prefill_alive:
-                assert t.decode.state is DecodeState.DRAINING  # until a fence, and not before
-            else:
-                assert (t.decode.state, t.closes["decode"]) == (DecodeState.ENDED, 1)
+            assert not t.entered or t.closes["decode"] == 0  # its leases are the running request's now
         if self.decode_alive:
-            if (self.connected and not stuck) or not self.prefill_alive:
-                assert self.slots.counts() == (self.slots.count, 0, 0)
-            if self.prefill_alive:
-                self.prefill_dies()  # a fence at last: then nothing at all is held
-                self.check()
-                assert self.slots.counts() == (self.slots.count, 0, 0)
-                assert all(len(t.reports["decode"]) == 1 for t in self.tickets)
-                assert all(t.entered or t.closes["decode"] == 1 for t in self.tickets)
+            assert self.slots.counts() == (self.count, 0, 0)

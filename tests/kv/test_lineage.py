@@ -80,6 +80,17 @@ def test_a_chain_is_what_its_docstring_says(ids: list[int], size: int) -> None:
 
 
 @settings(max_examples=80, deadline=None)
+@given(ids=tokens, size=sizes)
+def test_pages_named_one_at_a_time_have_the_names_and_words_of_a_chain(ids: list[int], size: int) -> None:
+    lineages, words, _ = second_pages(ids, size, second_root(SCOPE))
+    digest = HASHER.root(SCOPE)
+    for page, first in enumerate(range(0, len(ids), size)):
+        assert int.from_bytes(digest[16:], "little") == words[page]
+        digest = HASHER.page(digest, np.array(ids[first : first + size], np.int64))
+        assert np.frombuffer(digest, np.uint64, 2).tolist() == lineages[page]
+
+
+@settings(max_examples=80, deadline=None)
 @given(ids=tokens, size=sizes, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_extending_in_any_pieces_is_appending_one_by_one(ids: list[int], size: int, cuts: list[int]) -> None:
     pieces = chain([], size)

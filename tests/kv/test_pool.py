@@ -198,6 +198,22 @@ class PoolMachine(RuleBasedStateMachine):
             assert (found.index, found.page) == (0, page)
             assert found.reason
 
+    @rule(lineage=st.integers(1, 2))
+    def offer(self, lineage: int) -> None:
+        """A further reader may come to a page that is full, its own, and that nobody will add a row to."""
+        offered = {
+            p
+            for p in range(COUNT)
+            if self.tags.get(p) == (lineage, 4)
+            and self.held[p].total()
+            and not self.held[p][Kind.APPEND]
+            and not self.held[p][Kind.RECEIVE]
+        }
+        before = self.pool.counters.tag_mismatches
+        good = self.pool.shareable(np.arange(COUNT, dtype=np.int32), np.repeat(name(lineage), COUNT, 0))
+        assert set(np.flatnonzero(good).tolist()) == offered
+        assert self.pool.counters.tag_mismatches == before
+
     # -- I5, and the model again
     @invariant()
     def conserved(self) -> None:
@@ -281,6 +297,20 @@ def test_a_page_that_nobody_holds_is_not_read_whatever_its_tag_says() -> None:
     found = pool.check_read(i32(0), name(1), i32(1))
     assert found is not None
     assert found.reason == "nobody holds it"
+
+
+def test_a_page_is_offered_to_further_readers_only_when_it_is_held_full_clean_and_final() -> None:
+    """Page 0: free with a tag left on it; 1: in quarantine, likewise; 2: not full; 3: its owner may write; 4: landing."""
+    pool = Pool(GEOMETRY, 7)
+    held = [pool.allocate(1, "a", kind) for kind in (Kind.READ,) * 3 + (Kind.APPEND, Kind.RECEIVE)]
+    sending = pool.allocate(1, "a", Kind.SEND)
+    pages = np.concatenate([lease.pages for lease in (*held, sending)])
+    pool.close(held[0])
+    pool.quarantine(held[1].pages)
+    pool.tag_lineage[pages], pool.tag_fill[pages] = name(1)[0], 4
+    pool.tag_fill[held[2].pages] = 3
+    assert pool.shareable(pages, np.repeat(name(1), 6, 0)).tolist() == [False] * 5 + [True]
+    assert pool.shareable(pages, np.repeat(name(2), 6, 0)).tolist() == [False] * 6
 
 
 def test_readers_lose_a_quarantined_page_at_once_and_no_close_frees_it() -> None:

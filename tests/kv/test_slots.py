@@ -14,7 +14,7 @@ keys = st.sampled_from(["a", "b", "c"])
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """The model: free and quarantined sets, and for each granted slot its key and use."""
+    """The model: the free ones, for each granted slot its key and use, and which of those are in quarantine."""
 
     @initialize()
     def start(self) -> None:
@@ -25,6 +25,12 @@ class SlotMachine(RuleBasedStateMachine):
 
     def mine(self, key: str) -> set[int]:
         return {s for s, (k, _) in self.granted.items() if k == key}
+
+    def returned(self, slots: set[int]) -> None:
+        for slot in slots:
+            del self.granted[slot]
+        self.bad -= slots
+        self.free |= slots
 
     @rule(key=keys, number=st.integers(-1, COUNT + 1))
     def grant(self, key: str, number: int) -> None:
@@ -47,8 +53,7 @@ class SlotMachine(RuleBasedStateMachine):
                 self.slots.consume(key, named)
             return
         self.slots.consume(key, named)
-        del self.granted[slot]
-        self.free.add(slot)
+        self.returned({slot})
 
     @rule(key=keys)
     def consume_one_of_mine(self, key: str) -> None:
@@ -59,53 +64,69 @@ class SlotMachine(RuleBasedStateMachine):
     def release(self, key: str) -> None:
         mine = self.mine(key)
         assert self.slots.release(key) == len(mine)
-        self.free |= mine
-        for slot in mine:
-            del self.granted[slot]
+        self.returned(mine)
 
     @rule(key=keys)
     def quarantine(self, key: str) -> None:
         mine = self.mine(key)
         assert self.slots.quarantine(key) == len(mine)
         self.bad |= mine
-        for slot in mine:
-            del self.granted[slot]
 
     @rule()
     def fence(self) -> None:
-        assert self.slots.fence() == len(self.bad)
-        self.free |= self.bad
-        self.bad.clear()
+        assert self.slots.fence() == len(self.granted)
+        self.returned(set(self.granted))
 
     @invariant()
     def conserved(self) -> None:
         if hasattr(self, "slots"):
             self.slots.check_conservation()
-            assert self.slots.counts() == (len(self.free), len(self.granted), len(self.bad))
+            assert self.slots.counts() == (len(self.free), len(self.granted) - len(self.bad), len(self.bad))
             assert self.slots.free == len(self.free)
+            for key in "abc":
+                assert self.slots.held(key) == len(self.mine(key))
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSlotMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_nothing_but_a_fence_takes_a_slot_out_of_quarantine() -> None:
-    slots = Slots(1)
-    (use,) = slots.grant("a", 1)
-    assert slots.quarantine("a") == 1
-    assert slots.release("a") == 0
-    assert slots.grant("b", 1) == ()
-    with pytest.raises(SlotError):
-        slots.consume("a", use)
-    assert slots.fence() == 1
-    assert slots.grant("b", 1) == (SlotUse(0, 2),)
-
-
-def test_a_fence_leaves_granted_slots_granted() -> None:
+def test_a_slot_in_quarantine_stays_its_tickets_own_and_is_given_to_nobody() -> None:
     slots = Slots(2)
     (use,) = slots.grant("a", 1)
-    assert slots.fence() == 0
+    assert slots.quarantine("a") == 1
+    assert slots.counts() == (1, 0, 1)
     assert slots.holds("a", use)
+    assert slots.grant("b", 2) == (SlotUse(1, 1),)
+    assert slots.quarantine("a") == 1  # again changes nothing
+    assert slots.counts() == (0, 1, 1)
+
+
+def test_a_slot_leaves_quarantine_when_its_sender_has_drained_when_its_content_is_copied_and_by_a_fence() -> (
+    None
+):
+    for let_go in (
+        lambda slots, use: slots.release("a"),
+        lambda slots, use: slots.consume("a", use),
+        lambda slots, use: slots.fence(),
+    ):
+        slots = Slots(1)
+        (use,) = slots.grant("a", 1)
+        slots.quarantine("a")
+        let_go(slots, use)
+        assert slots.counts() == (1, 0, 0)
+        assert slots.grant("b", 1) == (SlotUse(0, 2),)  # granted, and not still in quarantine
+        assert slots.counts() == (0, 1, 0)
+
+
+def test_a_fence_returns_every_grant_of_every_ticket() -> None:
+    slots = Slots(3)
+    (use,) = slots.grant("a", 1)
+    slots.grant("b", 1)
+    slots.quarantine("b")
+    assert slots.fence() == 2
+    assert slots.counts() == (3, 0, 0)
+    assert not slots.holds("a", use)
 
 
 def test_conservation_notices_a_slot_in_two_states_or_in_none() -> None:

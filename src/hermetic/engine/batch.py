@@ -62,7 +62,7 @@ class Piece:
 
     @property
     def last(self) -> bool:
-        return self.start + self.count == len(self.seq.tokens)
+        return self.start + self.count == self.seq.job.prompt
 
 
 @dataclass

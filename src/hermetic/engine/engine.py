@@ -10,6 +10,13 @@ for sequences that passed it; a page that fails takes down exactly the jobs whos
 Waiting. Jobs are admitted by age. One that does not fit now lets younger ones pass, at most MAX_PASSED of them; then
 everybody behind it waits until it is placed, which running requests guarantee by ending. One that can never fit is
 refused at the door (`admit`), so nobody waits for pages that cannot come.
+
+Running again. A job may bring output tokens, made by an earlier attempt. Its prompt is computed as a prompt and they are
+fed to decode steps, as the first time, so every row has the bits that it had and the answer goes on as it would have.
+
+Sharing. When a job is placed, leading full pages of its prompt that somebody holds already (`prefix.py`) are leased and
+not computed again, on unified and prefill engines. Only pages whose rows were all computed as part of a prompt are
+offered, so that an answer has the same bits whether its prefix was shared or not. Nobody waits for a page to be computed.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from enum import Enum
 import numpy as np
 
 from hermetic.engine.batch import Piece, build, check_piece, check_rows, unwritable
+from hermetic.engine.prefix import Leading, PrefixIndex
 from hermetic.engine.runner import Result, Runner
 from hermetic.engine.sequence import (
     Done,
@@ -48,6 +56,7 @@ from hermetic.model.errors import NonFiniteLogits
 from hermetic.model.sampling import Sampled, SampleRow, sample
 
 MAX_PASSED = 16  # younger requests that may overtake a waiting one
+_NONE: I32 = np.empty(0, np.int32)
 
 
 class Role(Enum):
@@ -61,7 +70,9 @@ class EngineCounters:
     """Running totals of this engine."""
 
     steps: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # computed here; without those that were shared
+    prefix_pages_shared: int = 0
+    prefix_tokens_shared: int = 0
     output_tokens: int = 0
     preemptions: int = 0
     tag_checks: int = 0  # page tables compared with the tags, sequences x steps
@@ -101,7 +112,8 @@ class Engine:
         self._read_verified: set[Key] = set()  # live jobs counted in requests_verified_read
         self._rows_promised = 0  # rows that admitted jobs will need and do not have yet
         self._events: list[Event] = []
-        self._room_seen: tuple[int, int, int] | None = self._room()
+        self._prefixes = PrefixIndex(self.pool)
+        self._room_seen: tuple[int, ...] | None = self._room()
 
     # ---------------------------------------------------------------- entering
 
@@ -126,6 +138,8 @@ class Engine:
         vocab = self.runner.model.config.vocab
         if int(job.tokens.min()) < 0 or int(job.tokens.max()) >= vocab:
             return Refused("invalid_token_id", f"token ids must be from 0 to {vocab - 1}")
+        if tokens > job.prompt and job.n != 1:
+            return Refused("invalid_request", f"{job.n} choices cannot go on from the same output tokens")
         if not 1 <= job.n <= self.rows.capacity:
             return Refused(
                 "invalid_request",
@@ -164,13 +178,14 @@ class Engine:
             self._fail(key, "kv_integrity", f"a first token came that is not from 0 to {vocab - 1}")
             return
         assert seq.growing is not None
-        tail = seq.job.tokens.size // self.size  # first page that a row may still be added to
-        landed, seq.full = seq.growing, self._empty(Kind.READ, key)
+        assert seq.full is not None
+        tail = seq.job.prompt // self.size  # first page that a row may still be added to
+        landed = seq.growing
         self.pool.convert(landed, seq.pages[:tail], seq.full)
         seq.growing = self._empty(Kind.APPEND, key)
         self.pool.convert(landed, seq.pages[tail:], seq.growing)
         self.pool.close(landed)
-        seq.computed = len(seq.tokens)
+        seq.computed = seq.job.prompt
         self._begin(seq, firsts)
 
     def cancel(self, key: Key, choice: int | None = None) -> bool:
@@ -190,14 +205,23 @@ class Engine:
         """End a job by a fault that was found outside (a page that did not land)."""
         self._fail(key, code, reason)
 
+    def withhold(self, pages: I32) -> None:
+        """Share these pages with no later job: one that held them has failed, and its own end says why."""
+        self._prefixes.forget(pages.tolist())
+
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._events or self._prefilling or self._running or self._room() != self._room_seen)
 
-    def _room(self) -> tuple[int, int, int]:
+    def _room(self) -> tuple[int, ...]:
         """What admission depends on; while it does not change, trying again is idle work."""
-        return len(self._waiting), self.pool.free, self.rows.free - self._rows_promised
+        return (
+            len(self._waiting),
+            self.pool.free,
+            self.rows.free - self._rows_promised,
+            self._prefixes.noted,
+        )
 
     def depth(self) -> dict[str, int]:
         """How many sequences are in each phase."""
@@ -280,7 +304,10 @@ class Engine:
     def _commit(
         self, page: I32, fill: I32, lineages: np.ndarray, decode: list[Sequence], pieces: list[Piece]
     ) -> None:
-        """Tag what was written, for sequences that are still alive, and make full pages read-only."""
+        """Tag what was written, for sequences that are still alive, and make full pages read-only.
+
+        Full pages of prompts are offered to others from here on. A page that a decode step added to is not: the two
+        attention kernels may differ in a row's last bits, and whoever shared it would answer by what its neighbour did."""
         owners: list[Sequence] = list(decode)
         for piece in pieces:
             owners += [piece.seq] * (-(-(piece.start + piece.count) // self.size) - piece.start // self.size)
@@ -288,11 +315,14 @@ class Engine:
             (s.phase in (Phase.RUNNING, Phase.PREFILLING) for s in owners), np.bool_, len(owners)
         )
         self.pool.set_tags(page[alive], lineages[alive], fill[alive])
-        for i in np.flatnonzero(alive & (fill == self.size)):
+        full = alive & (fill == self.size)
+        for i in np.flatnonzero(full):
             seq = owners[i]
             assert seq.growing is not None
             assert seq.full is not None
             self.pool.convert(seq.growing, page[i : i + 1], seq.full)
+        full[: len(decode)] = False
+        self._prefixes.note(page[full], lineages[full])
 
     def _advance(self, decode: list[Sequence], pieces: list[Piece], result: Result) -> None:
         self.counters.prompt_tokens += sum(p.count for p in pieces)
@@ -300,7 +330,10 @@ class Engine:
         for i, seq in enumerate(decode):
             if seq.phase is Phase.RUNNING:
                 seq.computed += 1
-                wanted.append((i, seq, seq.choice))
+                if seq.computed == len(
+                    seq.tokens
+                ):  # else its next token is known: it is made up to where it was
+                    wanted.append((i, seq, seq.choice))
         finished: list[Sequence] = []
         at = len(decode)
         for piece in pieces:
@@ -313,7 +346,8 @@ class Engine:
                 self._events.append(PagesReady(seq.job.key, seq.computed // self.size))
             if piece.last:
                 finished.append(seq)
-                wanted += [(row, seq, seq.job.choice + i) for i in range(seq.job.n)]
+                if not seq.outputs:
+                    wanted += [(row, seq, seq.job.choice + i) for i in range(seq.job.n)]
         firsts: dict[Sequence, list[First]] = {seq: [] for seq in finished}
         for seq, choice, got in self._sample(wanted, result):
             if seq in firsts:
@@ -389,7 +423,13 @@ class Engine:
             self._begin(seq, firsts)
 
     def _begin(self, seq: Sequence, firsts: tuple[First, ...]) -> None:
-        """Start decoding: choice 0 goes on with the prompt's own pages, the others share the full ones and copy the tail."""
+        """Start decoding: choice 0 goes on with the prompt's own pages, the others share the full ones and copy the tail.
+
+        A job that brings output tokens has said them before: they are fed to the decode steps again, one by one."""
+        if seq.outputs:
+            self._rows_promised -= seq.job.n
+            self._enter_row(seq)
+            return
         children = [(first, self._fork(seq, seq.choice + i)) for i, first in enumerate(firsts[1:], start=1)]
         self._rows_promised -= seq.job.n
         self._enter_row(seq)
@@ -454,8 +494,11 @@ class Engine:
             # One page of headroom for each running sequence, unless nothing runs that could give pages back.
             spare = len(self._running) if self._running or self._reserved or self._prefilling else 0
             rows = 0 if self.role is Role.PREFILL else seq.job.n
-            if pages + spare <= self.pool.free and rows <= self.rows.free - self._rows_promised:
-                self._place(seq, pages, rows)
+            # Looked up only if it could fit at all: one page, its last, is never shared.
+            able = spare < self.pool.free and rows <= self.rows.free - self._rows_promised
+            shared = self._shared(seq) if able else _NONE
+            if able and pages - len(shared) + spare <= self.pool.free:
+                self._place(seq, shared, pages - len(shared), rows)
                 placed.append(seq)
                 for older in self._waiting[:i]:
                     if older.phase is Phase.WAITING:
@@ -469,24 +512,40 @@ class Engine:
             self._waiting.remove(seq)
         self._room_seen = self._room()
 
-    def _place(self, seq: Sequence, pages: int, rows: int) -> None:
+    def _shared(self, seq: Sequence) -> I32:
+        """Pages that hold the first tokens of a waiting job's prompt already. Landing is apart: decode shares nothing."""
+        if self.role is Role.DECODE:
+            return _NONE
+        if seq.leading is None:
+            prompt = seq.job.tokens[: seq.job.prompt]
+            seq.leading = Leading(self._hasher, seq.job.root, prompt, self.size)
+        return self._prefixes.find(seq.leading)
+
+    def _place(self, seq: Sequence, shared: I32, pages: int, rows: int) -> None:
+        """Lease the pages that are shared, and take `pages` for the rest."""
         key = seq.job.key
         self._rows_promised += rows
         decode = self.role is Role.DECODE
+        seq.full = self.pool.lease(Kind.READ, str(key), shared)
         seq.growing = self.pool.allocate(pages, str(key), Kind.RECEIVE if decode else Kind.APPEND)
-        seq.pages = seq.growing.pages.copy()
+        seq.pages = np.concatenate([shared, seq.growing.pages])
+        seq.computed = len(shared) * self.size
+        seq.leading = None
         if decode:
             seq.phase = Phase.RESERVED
-            seq.chain.extend(
-                seq.job.tokens
-            )  # what we will expect of every page, from the gateway's tokens alone
+            # What we will expect of every page, from the gateway's tokens alone.
+            seq.chain.extend(seq.job.tokens[: seq.job.prompt])
             self._reserved[key] = seq
             self._events.append(Reserved(key))
         else:
-            seq.full = self._empty(Kind.READ, key)
+            seq.chain.extend(seq.job.tokens[: seq.computed])
             seq.phase = Phase.PREFILLING
             bisect.insort(self._prefilling, seq, key=lambda s: s.job.age)
             self._events.append(Started(key))
+            self.counters.prefix_pages_shared += len(shared)
+            self.counters.prefix_tokens_shared += seq.computed
+            if self.role is Role.PREFILL and len(shared):
+                self._events.append(PagesReady(key, len(shared)))
 
     def _make_room(self) -> list[Sequence]:
         """A page for every running sequence's next row; the youngest give theirs back when the pool is dry."""
@@ -519,7 +578,7 @@ class Engine:
         """Up to `chunk` prompt tokens, oldest prompts first."""
         room, pieces = self.chunk, []
         for seq in self._prefilling:
-            count = min(room, len(seq.tokens) - seq.computed)
+            count = min(room, seq.job.prompt - seq.computed)
             if count < 1:
                 break
             pieces.append(Piece(seq, seq.computed, count))
@@ -533,6 +592,7 @@ class Engine:
         if live is None:
             return
         for seq in list(live):
+            self.withhold(seq.pages)
             self._drop(seq)
         self._live.pop(key, None)
         # Nothing of a failed job is said any more, also not what this step has said already.

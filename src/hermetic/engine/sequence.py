@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from hermetic.engine.prefix import Leading
 from hermetic.handoff.messages import Key
 from hermetic.kv.lineage import Chain
 from hermetic.kv.pool import I32, Lease
@@ -53,6 +54,7 @@ class Sequence:
     full: Lease | None = None  # READ: pages that no row will be added to
     growing: Lease | None = None  # APPEND (RECEIVE while landing): the rest
     row: int | None = None
+    leading: Leading | None = None  # while it waits: names of the prompt's full pages, for the prefix index
 
     @property
     def outputs(self) -> int:
@@ -87,7 +89,7 @@ class Started:
 
 @dataclass(frozen=True)
 class PagesReady:
-    """Prefill: pages 0..count-1 of the prompt are final and clean."""
+    """Prefill: pages 0..count-1 of the prompt are final and clean: computed here, or shared with who computed them."""
 
     key: Key
     count: int

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import hermetic
+from hermetic.gateway.admin import Admin
 from hermetic.gateway.api import Api
 from hermetic.gateway.app_generate import Generator
 from hermetic.gateway.app_middleware import RequestScope
@@ -39,7 +40,8 @@ def create_app(
     metrics: Metrics | None = None,
 ) -> FastAPI:
     """The app. It starts and stops nothing: the backend must be running, and is closed by whoever started it."""
-    routes = _Routes(backend, tokenizer, tenants, settings or Settings(), metrics or Metrics())
+    settings = settings or Settings()
+    routes = _Routes(backend, tokenizer, tenants, settings, metrics or Metrics())
     app = FastAPI(
         title="Hermetic", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         version=hermetic.__version__,
@@ -55,6 +57,7 @@ def create_app(
         ("/ready", "GET", routes.ready),
         ("/metrics", "GET", routes.metrics),
         ("/version", "GET", routes.version),
+        *Admin(backend, tenants, settings).routes(),
     ):
         app.add_route(path, handler, methods=[method])
     app.add_exception_handler(Refused, routes.on_error)
@@ -80,6 +83,7 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         tenant, account = self._enter(request)
+        self._backend.accepting()
         body = await read_body(request, self._settings)
         ask = await self._bounds.run(len(body), self._api.chat, body)
         self._known(ask.model)
@@ -87,6 +91,7 @@ class _Routes:
 
     async def completions(self, request: Request) -> Response:
         tenant, account = self._enter(request)
+        self._backend.accepting()
         body = await read_body(request, self._settings)
         ask = await self._bounds.run(len(body), self._api.completion, body)
         self._known(ask.model)
@@ -132,6 +137,10 @@ class _Routes:
         reason = await self._backend.ready()
         if reason is not None:
             raise Refused("not_ready", reason, 503, retry_after=1)
+        if (disabled := self._backend.disabled()) is not None:
+            # The workers are fine, and what must reach clients is the 400 with the reason: a load balancer that took
+            # this server out would answer them with an error of its own.
+            return _json({"status": "disabled", "reason": disabled})
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
@@ -150,7 +159,7 @@ class _Routes:
         account = getattr(request.state, "account", None)
         if isinstance(account, Account):
             account.end("refused" if isinstance(error, Refused) else "failed", error.code)
-        elif isinstance(error, Refused) and request.url.path != "/ready":
+        elif isinstance(error, Refused) and _of_tenants(request.url.path):
             tenant = getattr(request.state, "tenant", "-")
             self._metrics.refusals.labels(tenant, error.code).inc()
         body, headers = error_body(error), error_headers(error)
@@ -222,6 +231,11 @@ class _Routes:
                 **capacity.details,
             },
         }
+
+
+def _of_tenants(path: str) -> bool:
+    """Refusals elsewhere are not a tenant's requests, and are not counted as such."""
+    return path != "/ready" and not path.startswith("/admin/")
 
 
 def _json(value: object) -> Response:

@@ -106,6 +106,15 @@ class Backend(Protocol):
 
     def capacity(self) -> Capacity: ...
 
+    def accepting(self) -> None:
+        """Raises Refused when no request at all is taken now: "model_disabled" (400), or "no_workers" (503) before any
+        worker has joined. Instant; asked before anything else is done for a request."""
+        ...
+
+    def disabled(self) -> str | None:
+        """Why the model is disabled, or None."""
+        ...
+
     def admit(self, prompt_tokens: int, max_tokens: int, n: int = 1) -> None:
         """Raises Refused("context_length_exceeded", 400) with the numbers if it can never fit. Instant."""
         ...
@@ -120,5 +129,32 @@ class Backend(Protocol):
         ...
 
     async def stats(self) -> Mapping[str, Mapping[str, float]]:
-        """Counters and gauges by worker id, flat: e.g. {"prefill-0": {"pages_free": 12, "tiles_verified_landing": 90, ...}}."""
+        """Counters and gauges by worker id, flat: e.g. {"prefill-0": {"pages_free": 12, "tiles_verified_landing": 90, ...}};
+        those of the gateway's own part are under "gateway"."""
+        ...
+
+    # What only an operator may ask for.
+
+    async def status(self) -> Mapping[str, object]:
+        """{"gateway": {...}, "workers": [...]}, as JSON can hold it (docs/errors.md says where it is shown)."""
+        ...
+
+    def drain(self, worker: str) -> str:
+        """Give this worker nothing new; returns its state. Raises Refused(worker_not_found)."""
+        ...
+
+    def undrain(self, worker: str) -> str:
+        """Give it work again; returns its state. Raises Refused(worker_not_found)."""
+        ...
+
+    def disable(self, reason: str, by: str) -> str | None:
+        """Refuse every new request with this reason. Returns a warning, or None."""
+        ...
+
+    def enable(self, by: str) -> None:
+        """Take requests again. Raises Failed(state_not_saved) if that cannot be kept over a restart."""
+        ...
+
+    def set_context(self, tokens: int | None) -> int:
+        """Advertise at most so many tokens (None: what the pools hold); returns what is advertised now."""
         ...

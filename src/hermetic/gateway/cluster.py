@@ -1,259 +1,156 @@
-"""The real backend: tickets, attempts, both halves of every request, over the workers' control channels.
+"""The real backend: what the HTTP side asks for, answered by the members, the runs and the switch.
 
-The gateway mints the ticket, gives both halves the same tokens, scope and parameters, and holds the prompt and every
-token streamed, so a choice that gave its pages back runs again as the next attempt without its client noticing.
-A request ends once: by its choices' ends, or by the first failure that either half reports, which then cancels the rest.
+    members.py   workers: registration, sessions, signs of life, loss
+    runs.py      requests: attempts on pairs of workers, run again when a worker is lost
+    pairing.py   who fits beside whom, and which pair gets the next attempt
+    window.py    the advertised context
+    switch.py    disabled or not
+
+The one thing to know: nothing here waits for a worker to begin. A gateway without workers runs, says so, and serves as
+soon as a pair stands.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-import numpy as np
-import zmq
-import zmq.asyncio
-
-from hermetic.gateway.backend import Capacity, Failed, Finish, Generate, Refused, Token
-from hermetic.handoff import outcome as ended
+import hermetic
+from hermetic.gateway.backend import Capacity, Failed, Generate, Refused
+from hermetic.gateway.errors import refuse
+from hermetic.gateway.members import Members
+from hermetic.gateway.options import ClusterOptions
+from hermetic.gateway.pairing import standing
+from hermetic.gateway.remote import Remote
+from hermetic.gateway.runs import Run, Runs
+from hermetic.gateway.switch import Switch
 from hermetic.handoff.messages import Key
 from hermetic.model.params import SamplingParams
 from hermetic.worker import messages as m
 from hermetic.worker import wire
 
-log = logging.getLogger("hermetic.gateway")
-
-MAX_OPEN = 512  # requests being served or waiting at once; one more gets 429
-DEADLINE = 1800.0  # seconds from taking a request to its end
 PROBE_SECONDS = 10.0  # within which /ready wants one token
 STATS_SECONDS = 2.0
-BEAT_SECONDS = 5.0  # between two questions to every worker whether it is there
-SILENT_SECONDS = (
-    30.0  # without an answer after which a worker is taken for frozen: the longest step fits several times
-)
 _FRESH = 2.0  # seconds for which a first token that came is proof enough that work moves
-
-# Outcome codes of workers -> HTTP status. What is not here is a 500.
-_STATUS = {
-    "context_length_exceeded": 400,
-    "empty_prompt": 400,
-    "invalid_token_id": 400,
-    "invalid_request": 400,
-    "no_pair": 503,
-    "worker_lost": 503,
-    "deadline_exceeded": 504,
-}
-
-
-@dataclass(eq=False)
-class Remote:
-    """One worker as the gateway sees it."""
-
-    info: m.WorkerInfo
-    address: str
-    socket: zmq.asyncio.Socket
-    outgoing: wire.Outgoing
-    incoming: wire.Incoming = field(default_factory=wire.Incoming)
-    alive: bool = True  # its process runs and it answers; a frozen one that answers again is alive again
-    ended: bool = False  # its process is gone for good
-    paired: set[str] = field(default_factory=set)  # prefill: decode workers it can send to
-    open: int = 0  # attempts on it
-
-    def send(self, key: Key | None, body: m.Body) -> None:
-        """Queue a message; order is kept. A full queue of a worker that reads nothing loses it, as its death would."""
-        try:
-            self.socket.send(self.outgoing.wrap(key, body), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            log.warning("cannot send to %s: %s", self.info.worker, error)
-
-
-@dataclass(eq=False)
-class Attempt:
-    """One attempt of some choices of a run, on one pair (or one unified worker)."""
-
-    run: Run
-    key: Key
-    halves: tuple[Remote, ...]  # decode (or unified) first
-    choices: set[int]
-
-
-@dataclass(eq=False)
-class Run:
-    """One request from its first attempt to its end, and the stream that its client reads."""
-
-    cluster: Cluster
-    request: Generate
-    ticket: bytes
-    seed: int
-    age: int
-    salt: str
-    attempts: int = 0
-    outputs: dict[int, list[int]] = field(default_factory=dict)  # tokens of each choice, over all attempts
-    open: set[int] = field(default_factory=set)  # choices that have not ended
-    live: dict[Key, Attempt] = field(default_factory=dict)
-    queue: asyncio.Queue[Token | Finish | Refused | Failed] = field(default_factory=asyncio.Queue)
-    over: bool = False
-    timer: asyncio.TimerHandle | None = None
-
-    def __aiter__(self) -> AsyncIterator[Token | Finish]:
-        return self._events()
-
-    async def _events(self) -> AsyncIterator[Token | Finish]:
-        while self.open or not self.queue.empty():
-            event = await self.queue.get()
-            if isinstance(event, Refused | Failed):
-                raise event
-            if isinstance(event, Finish):
-                self.open.discard(event.index)
-            yield event
-
-    async def cancel(self, index: int) -> None:
-        self.open.discard(index)
-        for attempt in list(self.live.values()):
-            if index in attempt.choices:
-                attempt.choices.discard(index)
-                if attempt.choices:
-                    attempt.halves[0].send(attempt.key, m.Cancel("stopped", "a stop string was met", index))
-                else:
-                    self.cluster.drop(attempt, "stopped", "a stop string was met")
-        if not self.open:
-            self.cluster.served(self)
-
-    async def aclose(self) -> None:
-        self.cluster.close(self, "client_gone", "the client left")
-
-    def fail(self, error: Refused | Failed) -> None:
-        """End the run with its first cause; later ones say nothing new."""
-        if not self.over:
-            self.queue.put_nowait(error)
-            self.cluster.close(self, error.code, error.message)
+_POLL = 0.02
+GOODBYE_SECONDS = (
+    0.05  # for cancellations to leave before the sockets close; workers that miss them notice the silence
+)
 
 
 class Cluster:
-    """All workers and all runs. Implements `backend.Backend`."""
+    """All workers and all requests. Implements `backend.Backend`. Raises OptionError for a state file that is damaged."""
 
-    def __init__(self, model: str, keys: wire.CurveKeys) -> None:
-        self.model, self._keys = model, keys
-        self._context = zmq.asyncio.Context()
-        self._incarnation = wire.new_incarnation()
-        self._remotes: dict[str, Remote] = {}
-        self._runs: dict[bytes, Run] = {}
-        self._attempts: dict[Key, Attempt] = {}
-        self._ages = 0
+    def __init__(self, model: str, keys: wire.CurveKeys, options: ClusterOptions | None = None) -> None:
+        self.model, self.options = model, options or ClusterOptions()
+        self.switch = Switch(self.options)
+        self.members = Members(keys, self.options, self._handle, self._lost)
+        self.runs = Runs(self.options, self.members.remotes, self.switch.integrity_failure)
         self._stats: dict[int, asyncio.Future[dict[str, float]]] = {}
         self._stats_number = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._paired = asyncio.Event()
-        self._last_first_token = 0.0
         self._probing: asyncio.Task[str | None] | None = None
-        self.stale = 0
-        self.reruns = 0
-        self._max_len = 0
 
-    # -------------------------------------------------------------------- workers
+    # ---------------------------------------------------------------------- life
 
-    async def join(self, info: m.WorkerInfo, address: str) -> Remote:
-        """Connect to a worker that is ready."""
-        socket = self._context.socket(zmq.DEALER)
-        wire.dial(socket, self._keys, address)
-        remote = Remote(info, address, socket, wire.Outgoing(self._incarnation))
-        self._remotes[info.worker] = remote
-        self._spawn(self._read(remote))
-        remote.send(None, m.Hello("gateway", None))
-        self._spawn(self._listen_for_life(remote))
-        return remote
+    async def listen(self, host: str, port: int = 0) -> str:
+        """Open the control port at which workers register; returns its address, tcp://HOST:PORT. Raises zmq.ZMQError."""
+        return await self.members.listen(host, port)
 
-    async def pair(self, timeout: float = 30.0) -> None:
-        """Have every prefill worker pair with every decode worker; derive the advertised context.
+    async def wait_ready(self, timeout: float, workers: int = 1) -> None:
+        """Return when so many workers are ready and work can go somewhere; each prefill worker with each decode worker.
 
-        Raises Failed when a pair does not stand within `timeout` seconds."""
-        decodes = [r for r in self._remotes.values() if r.info.role == "decode"]
-        prefills = [r for r in self._remotes.values() if r.info.role == "prefill"]
-        for prefill in prefills:
-            for decode in decodes:
-                prefill.send(None, m.Connect(decode.address, decode.info.worker))
-        try:
-            async with asyncio.timeout(timeout):
-                while any(len(p.paired) < len(decodes) for p in prefills):
-                    self._paired.clear()
-                    await self._paired.wait()
-        except TimeoutError:
-            raise Failed("no_pair", f"prefill and decode did not pair within {timeout:.0f} s") from None
-        # Derived from what was measured, so that everything advertised can be placed on every pair.
-        self._max_len = min(r.info.max_tokens for r in self._remotes.values())
+        Raises Failed when one of them may not join, or `timeout` seconds have passed; the message says what is missing."""
+        deadline = time.monotonic() + timeout
+        while not self._all_stand(workers):
+            if self.members.refused:
+                refused = next(iter(self.members.refused.values()))
+                raise Failed("no_pair", f"worker {refused.info.worker} may not join: {refused.reason}")
+            if time.monotonic() > deadline:
+                ready = [r.info.worker for r in self.members.remotes.values() if r.usable]
+                why = self.members.why_none() or "not every prefill worker reaches every decode worker"
+                text = f"{len(ready)} of {workers} workers were ready within {timeout:.0f} s: {why}"
+                raise Failed("no_pair", text)
+            await asyncio.sleep(_POLL)
 
-    def lost(self, worker: str) -> None:
-        """A worker's process has ended: what ran on it ends now."""
-        remote = self._remotes.get(worker)
-        if remote is None or remote.ended:
-            return
-        remote.ended = True
-        self._leave_out(remote, "ended")
+    def _all_stand(self, workers: int) -> bool:
+        usable = [r for r in self.members.remotes.values() if r.usable]
+        decodes = [r for r in usable if r.info.role == "decode"]
+        prefills = [r for r in usable if r.info.role == "prefill"]
+        return (
+            len(usable) >= workers
+            and bool(standing(usable))
+            and all(p.paired_with(d) for p in prefills for d in decodes)
+        )
 
-    def _leave_out(self, remote: Remote, why: str) -> None:
-        """Nothing new goes to this worker, and what waits for it ends now."""
-        if not remote.alive:
-            return
-        remote.alive = False
-        log.error("worker %s %s", remote.info.worker, why)
-        for attempt in [a for a in self._attempts.values() if remote in a.halves]:
-            text = f"worker {remote.info.worker} {why} while it served this request"
-            attempt.run.fail(Failed("worker_lost", text, 503, retry_after=5))
-
-    async def _listen_for_life(self, remote: Remote) -> None:
-        """Notice a worker whose process is there and does nothing (stopped, swapped out), and that it is back."""
-        while not remote.ended:
-            await asyncio.sleep(BEAT_SECONDS)
-            if await self._ask(remote, SILENT_SECONDS) is None:
-                self._leave_out(remote, f"has not answered for {SILENT_SECONDS:.0f} s")
-            elif not remote.alive and not remote.ended:
-                log.warning("worker %s answers again", remote.info.worker)
-                remote.alive = True
+    def lost(self, worker: str, incarnation: bytes) -> None:
+        """The process of this incarnation has ended, says its supervisor: out for good."""
+        remote = self.members.remotes.get(worker)
+        if remote is not None and remote.info.incarnation == incarnation:
+            self.members.end(remote, "has ended")
 
     async def shut_down(self) -> None:
-        """Close sockets and end tasks."""
-        for run in list(self._runs.values()):
-            run.fail(Failed("shutting_down", "the server is shutting down", 503, retry_after=5))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
+        """End every request and close every socket."""
+        if self.runs.open:
+            self.runs.close_all(Failed("shutting_down", "the server is shutting down", 503, retry_after=5))
+            await asyncio.sleep(GOODBYE_SECONDS)
+        await self.members.close()
 
-    # -------------------------------------------------------------------- Backend
+    def _handle(self, remote: Remote, key: Key | None, body: m.Body) -> None:
+        match body:
+            case m.Stats(number=number, values=values):
+                future = self._stats.get(number)
+                if future is not None and not future.done():
+                    future.set_result(values)
+            case _:
+                self.runs.handle(remote, key, body)
+
+    def _lost(self, remote: Remote, why: str, forgotten: bool) -> None:
+        self.runs.lost(remote, why, forgotten)
+
+    # ------------------------------------------------------------------- Backend
 
     def capacity(self) -> Capacity:
-        infos = [r.info for r in self._remotes.values()]
-        first = infos[0]
+        info, window = self.members.last, self.members.window
+        if info is None:
+            return Capacity(self.model, 0, 0, 1)
+        here = [r.info for r in self.members.remotes.values() if not r.ended]
         return Capacity(
             model=self.model,
-            max_model_len=self._max_len,
-            window=first.window,
-            page_size=first.page_size,
-            pools={i.worker: i.pages * i.page_size for i in infos},
+            max_model_len=window.tokens,
+            window=info.window,
+            page_size=info.page_size,
+            pools={i.worker: i.pages * i.page_size for i in here},
             details={
-                "mode": "unified" if first.role == "unified" else "disaggregated",
-                "fingerprint": first.model,
-                "numeric": first.numeric,
-                "verify": first.verify,
-                "page_bytes": first.geometry.stride,
-                "kv_bytes_per_token": first.geometry.token_bytes,
+                "mode": "unified" if info.role == "unified" else "disaggregated",
+                "fingerprint": info.model,
+                "numeric": info.numeric,
+                "verify": info.verify,
+                "page_bytes": info.geometry.stride,
+                "kv_bytes_per_token": info.geometry.token_bytes,
             },
         )
 
+    def accepting(self) -> None:
+        self.switch.check()
+        if not self.members.window.tokens:
+            raise Refused("no_workers", "no worker has joined this server yet", 503, retry_after=5)
+
+    def disabled(self) -> str | None:
+        return None if self.switch.disabled is None else self.switch.disabled.reason
+
     def admit(self, prompt_tokens: int, max_tokens: int, n: int = 1) -> None:
-        if prompt_tokens + max_tokens > self._max_len:
+        advertised = self.members.window.tokens
+        if not advertised:
+            self.accepting()
+        if prompt_tokens + max_tokens > advertised:
             raise Refused(
                 "context_length_exceeded",
-                f"this server's context is {self._max_len} tokens; the prompt has {prompt_tokens} tokens and up to "
+                f"this server's context is {advertised} tokens; the prompt has {prompt_tokens} tokens and up to "
                 f"{max_tokens} are asked for the answer, {prompt_tokens + max_tokens} together. Shorten the prompt or lower max_tokens.",
                 param="messages",
             )
-        batch = min(r.info.max_batch for r in self._remotes.values())
+        batch = min((r.info.max_batch for r in self.members.remotes.values() if not r.ended), default=n)
         if n > batch:
             raise Refused(
                 "invalid_request",
@@ -262,39 +159,26 @@ class Cluster:
             )
 
     async def generate(self, request: Generate) -> Run:
+        self.accepting()
         self.admit(len(request.tokens), request.params.max_tokens, request.n)
-        if len(self._runs) >= MAX_OPEN:
-            raise Refused(
-                "overloaded", f"{MAX_OPEN} requests are being served or waiting", 429, retry_after=2
-            )
-        self._ages += 1
-        seed = request.params.seed
-        run = Run(
-            self, request, os.urandom(16), secrets.randbits(62) if seed is None else seed, self._ages, salt=""
-        )
-        run.open = set(range(request.n))
-        run.outputs = {i: [] for i in run.open}
-        self._attempt(run, request.n, 0, ())
-        self._runs[run.ticket] = run
-        late = Failed("deadline_exceeded", f"the request did not end within {DEADLINE:.0f} s", 504)
-        run.timer = asyncio.get_running_loop().call_later(DEADLINE, run.fail, late)
-        return run
+        return self.runs.begin(request)
 
     async def ready(self) -> str | None:
-        if gone := [w for w, r in self._remotes.items() if not r.alive]:
-            return f"worker {', '.join(gone)} is gone or does not answer"
-        if time.monotonic() - self._last_first_token < _FRESH:
+        if (reason := self.members.why_none()) is not None:
+            return reason
+        if time.monotonic() - self.runs.last_first_token < _FRESH:
             return None
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
     async def _probe(self) -> str | None:
+        """One token, also while the model is disabled: the question is whether the workers work."""
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         run: Run | None = None
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                run = await self.generate(Generate((0,), params, tenant="", scope="hermetic:probe"))
+                run = self.runs.begin(Generate((0,), params, tenant="", scope="hermetic:probe"))
                 async for _ in run:
                     pass
             return None
@@ -307,200 +191,136 @@ class Cluster:
                 await run.aclose()
 
     async def stats(self) -> Mapping[str, Mapping[str, float]]:
-        alive = [r for r in self._remotes.values() if r.alive]
-        answers = await asyncio.gather(*(self._ask(r) for r in alive))
-        found: dict[str, Mapping[str, float]] = {
-            r.info.worker: a for r, a in zip(alive, answers, strict=True) if a is not None
-        }
-        found["gateway"] = {
-            "requests_open": len(self._runs),
-            "attempts_open": len(self._attempts),
-            "reruns": self.reruns,
-            "messages_stale": self.stale,
-            "workers_alive": len(alive),
-        }
+        found: dict[str, Mapping[str, float]] = dict(await self._worker_stats())
+        mine = self.members.counts() | self.runs.counts() | self.switch.counts()
+        mine["messages_stale"] += self.runs.stale
+        found["gateway"] = mine
         return found
 
-    async def _ask(self, remote: Remote, seconds: float = STATS_SECONDS) -> dict[str, float] | None:
+    async def _worker_stats(self) -> dict[str, dict[str, float]]:
+        """Of every worker that answers in time."""
+        there = [r for r in self.members.remotes.values() if r.reachable and r.welcomed and not r.ended]
+        answers = await asyncio.gather(*(self._ask(r) for r in there))
+        return {r.info.worker: a for r, a in zip(there, answers, strict=True) if a is not None}
+
+    async def _ask(self, remote: Remote) -> dict[str, float] | None:
         self._stats_number += 1
         number = self._stats_number
         future: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
         self._stats[number] = future
         remote.send(None, m.AskStats(number))
         try:
-            return await asyncio.wait_for(future, seconds)
+            return await asyncio.wait_for(future, STATS_SECONDS)
         except TimeoutError:
             return None
         finally:
             del self._stats[number]
 
-    # ------------------------------------------------------------------- attempts
+    # ---------------------------------------------------------------- operations
 
-    def _attempt(self, run: Run, n: int, choice: int, outputs: tuple[int, ...]) -> None:
-        """Give both halves the next attempt of `n` choices from `choice` on. Raises Refused when no pair is alive."""
-        halves = self._choose()
-        run.attempts += 1
-        key = Key(run.ticket, run.attempts)
-        request = run.request
-        tokens = np.array([*request.tokens, *outputs], "<i4").tobytes()
-        attempt = Attempt(run, key, halves, set(range(choice, choice + n)))
-        self._attempts[key] = run.live[key] = attempt
-        names = [r.info.worker for r in halves]
-        for remote in halves:
-            remote.open += 1
-            peer = next((name for name in names if name != remote.info.worker), "")
-            remote.send(
-                key,
-                m.Submit(
-                    tokens,
-                    len(request.tokens),
-                    request.params,
-                    n,
-                    choice,
-                    run.seed,
-                    request.scope,
-                    run.salt,
-                    run.age,
-                    peer,
+    async def status(self) -> dict[str, object]:
+        """Everything an operator asks for, as JSON can hold it."""
+        figures = await self._worker_stats()
+        now = time.monotonic()
+        workers = [
+            _shown(r.info, r.state, r.reason)
+            | {
+                "pages": _states(
+                    figures.get(name, {}), "pages_", ("free", "leased", "sending", "quarantined")
                 ),
-            )
-
-    def _choose(self) -> tuple[Remote, ...]:
-        alive = [r for r in self._remotes.values() if r.alive]
-        unified = [(r,) for r in alive if r.info.role == "unified"]
-        pairs = [
-            (d, p)
-            for p in alive
-            for d in alive
-            if p.info.role == "prefill" and d.info.role == "decode" and d.info.worker in p.paired
+                "slots": _states(figures.get(name, {}), "slots_", ("free", "granted", "quarantined")),
+                "open": len(r.attempts),
+                "heard_seconds_ago": round(now - r.heard, 1),
+                "paired": sorted(self._paired(r)),
+            }
+            for name, r in sorted(self.members.remotes.items())
         ]
-        if not unified and not pairs:
-            raise Refused("no_workers", "no worker can serve this request now", 503, retry_after=5)
-        return min([*unified, *pairs], key=lambda halves: sum(r.open for r in halves))
+        workers += [
+            _shown(r.info, "refused", r.reason)
+            | {"pages": {}, "slots": {}, "open": 0, "heard_seconds_ago": round(now - r.seen, 1), "paired": []}
+            for _, r in sorted(self.members.refused.items())
+        ]
+        disabled, window = self.switch.disabled, self.members.window
+        return {
+            "gateway": {
+                "model": self.model,
+                "version": hermetic.__version__,
+                "incarnation": self.members.incarnation.hex(),
+                "context_advertised": window.tokens,
+                "context_cap": window.cap,
+                "disabled": None
+                if disabled is None
+                else {"reason": disabled.reason, "by": disabled.by, "at": disabled.at},
+                "requests_open": self.runs.open,
+            },
+            "workers": workers,
+        }
 
-    def drop(self, attempt: Attempt, code: str, reason: str) -> None:
-        """Cancel both halves of an attempt and forget it; what they still say about it is stale."""
-        self._forget(attempt)
-        for remote in attempt.halves:
-            if not remote.ended:  # a frozen worker reads it when it goes on
-                remote.send(attempt.key, m.Cancel(code, reason))
+    def _paired(self, remote: Remote) -> list[str]:
+        others = [r for r in self.members.remotes.values() if not r.ended]
+        if remote.ended:
+            return []
+        if remote.info.role == "prefill":
+            return [r.info.worker for r in others if r.info.role == "decode" and remote.paired_with(r)]
+        return [r.info.worker for r in others if r.info.role == "prefill" and r.paired_with(remote)]
 
-    def _forget(self, attempt: Attempt) -> None:
-        if self._attempts.pop(attempt.key, None) is not None:
-            attempt.run.live.pop(attempt.key, None)
-            for remote in attempt.halves:
-                remote.open -= 1
+    def drain(self, worker: str) -> str:
+        """Give this worker nothing new; returns its state. Raises Refused(worker_not_found)."""
+        remote = self._member(worker)
+        remote.draining = True
+        return remote.state
 
-    def close(self, run: Run, code: str, reason: str) -> None:
-        """Everything about a run ends here, once."""
-        run.over = True
-        if run.timer is not None:
-            run.timer.cancel()
-        self._runs.pop(run.ticket, None)
-        for attempt in list(run.live.values()):
-            self.drop(attempt, code, reason)
+    def undrain(self, worker: str) -> str:
+        """Give it work again. Raises Refused(worker_not_found)."""
+        remote = self._member(worker)
+        remote.draining = False
+        return remote.state
 
-    # -------------------------------------------------------------------- reading
+    def _member(self, worker: str) -> Remote:
+        remote = self.members.remotes.get(worker)
+        if remote is None or remote.ended:
+            known = sorted(name for name, r in self.members.remotes.items() if not r.ended)
+            text = f"there is no worker {worker[:64]!r}; there are: {', '.join(known) or 'none'}"
+            raise refuse("worker_not_found", text, "worker")
+        return remote
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def disable(self, reason: str, by: str) -> str | None:
+        """Refuse every new request with this reason. Returns a warning, or None."""
+        return self.switch.disable(reason, by)
 
-    async def _read(self, remote: Remote) -> None:
-        while True:
-            raw = await remote.socket.recv()
-            try:
-                envelope = m.decode(raw)
-            except m.ProtocolError as error:
-                log.warning("a message of %s was rejected: %s", remote.info.worker, error)
-                continue
-            if envelope.incarnation != remote.info.incarnation or not remote.incoming.accept(envelope):
-                self.stale += 1
-                continue
-            self._handle(remote, envelope.key, envelope.body)
+    def enable(self, by: str) -> None:
+        """Take requests again. Raises Failed(state_not_saved)."""
+        self.switch.enable(by)
 
-    def _handle(self, remote: Remote, key: Key | None, body: m.Body) -> None:
-        match body:
-            case m.Tokens(tokens=tokens):
-                for item in tokens:
-                    self._token(remote, item)
-            case m.Stats(number=number, values=values):
-                future = self._stats.get(number)
-                if future is not None and not future.done():
-                    future.set_result(values)
-            case m.Paired(worker=worker, error=error):
-                if error:
-                    log.error("%s and %s cannot be a pair: %s", remote.info.worker, worker, error)
-                else:
-                    remote.paired.add(worker)
-                self._paired.set()
-            case m.ChoiceDone() | m.Preempted() | m.Ended() if key is not None:
-                attempt = self._attempts.get(key)
-                if attempt is None or remote not in attempt.halves:
-                    self.stale += not (isinstance(body, m.Ended))
-                    return
-                self._progress(attempt, remote, body)
-            case m.Welcome():
-                pass
-            case _:
-                self.stale += 1
-
-    def _token(self, remote: Remote, item: m.TokenOut) -> None:
-        attempt = self._attempts.get(item.key)
-        if attempt is None or attempt.halves[0] is not remote or item.choice not in attempt.choices:
-            self.stale += 1
-            return
-        if not attempt.run.outputs[item.choice]:
-            self._last_first_token = time.monotonic()  # all of the way, prefill included, was gone
-        attempt.run.outputs[item.choice].append(item.token)
-        attempt.run.queue.put_nowait(Token(item.choice, item.token, item.logprob, item.top))
-
-    def _progress(self, attempt: Attempt, remote: Remote, body: m.ChoiceDone | m.Preempted | m.Ended) -> None:
-        run = attempt.run
-        match body:
-            case m.ChoiceDone(choice=choice, reason=reason, stop_token=stop):
-                if choice in attempt.choices:
-                    attempt.choices.discard(choice)
-                    run.queue.put_nowait(Finish(choice, reason, stop))
-                    self._end_if_served(run)
-            case m.Preempted(choice=choice):
-                if choice in attempt.choices:
-                    attempt.choices.discard(choice)
-                    self.reruns += 1
-                    try:
-                        self._attempt(run, 1, choice, tuple(run.outputs[choice]))
-                    except Refused as error:
-                        run.fail(error)
-            case m.Ended(outcome=ended.Completed()):
-                if remote is attempt.halves[0]:
-                    self._forget(attempt)
-                    if attempt.choices:
-                        run.fail(
-                            Failed(
-                                "internal_error", f"{remote.info.worker} ended a request without its answer"
-                            )
-                        )
-            case m.Ended(outcome=outcome):
-                run.fail(_error(outcome))
-
-    def _end_if_served(self, run: Run) -> None:
-        """Forget a run whose every choice has its end in the queue."""
-        if not any(a.choices for a in run.live.values()):
-            self.served(run)
-
-    def served(self, run: Run) -> None:
-        """Every choice has had its end; what is left of its attempts ends by itself."""
-        run.over = True
-        if run.timer is not None:
-            run.timer.cancel()
-        self._runs.pop(run.ticket, None)
+    def set_context(self, tokens: int | None) -> int:
+        """Advertise at most so many tokens (None: what the pools hold); returns what is advertised now."""
+        self.members.window.set_cap(tokens)
+        return self.members.window.tokens
 
 
-def _error(outcome: ended.Outcome) -> Refused | Failed:
-    assert not isinstance(outcome, ended.Completed)
-    status = _STATUS.get(outcome.code, 500)
-    retry = 5.0 if status == 503 else None
-    if isinstance(outcome, ended.Refused):
-        return Refused(outcome.code, outcome.reason, status, retry_after=retry)
-    return Failed(outcome.code, outcome.reason, status, retry_after=retry)
+def _shown(info: m.WorkerInfo, state: str, reason: str) -> dict[str, object]:
+    return {
+        "id": info.worker,
+        "role": info.role,
+        "state": state,
+        "reason": reason,
+        "pid": info.pid,
+        "host": info.host,
+        "address": info.address,
+        "incarnation": info.incarnation.hex(),
+        "transport": info.transport,
+        "capacities": {
+            "pages": info.pages,
+            "page_size": info.page_size,
+            "max_tokens": info.max_tokens,
+            "max_batch": info.max_batch,
+            "slots": info.slots,
+        },
+    }
+
+
+def _states(figures: Mapping[str, float], prefix: str, states: tuple[str, ...]) -> dict[str, int]:
+    return {state: int(figures[prefix + state]) for state in states if prefix + state in figures}
+
+
+__all__ = ["Cluster", "ClusterOptions"]

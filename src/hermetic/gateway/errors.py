@@ -61,10 +61,25 @@ CODES: Mapping[str, Code] = {
     "no_chat_template": Code(
         400, "The model has no chat template.", "Use /v1/completions, or a model that was trained to chat."
     ),
+    "model_disabled": Code(
+        400,
+        "An operator took the model away, or it did so itself after repeated integrity failures; the message has the reason.",
+        "Nothing helps but waiting for the operator: `hermetic enable` ends it.",
+    ),
     "metrics_local_only": Code(
         403,
         "/metrics was asked from another host on a server with API keys; it names every tenant.",
         "Scrape it from the server's own host.",
+    ),
+    "admin_local_only": Code(
+        403,
+        "Without a key file, /admin answers programs on the server's own host; this came from elsewhere, or from a browser.",
+        "Run `hermetic status` there, or start the server with --api-keys and an operator in the file.",
+    ),
+    "operator_key_required": Code(
+        403,
+        "/admin is for operators; the server's key file names none, or the key that was sent is a tenant's.",
+        "Put [operators.NAME] with key_hashes into the key file (`hermetic hash-key`), and send that key.",
     ),
     "invalid_api_key": Code(
         401,
@@ -77,6 +92,11 @@ CODES: Mapping[str, Code] = {
     "model_not_found": Code(
         404, "The model is not served here; the message lists what is.", "Use a name from /v1/models."
     ),
+    "worker_not_found": Code(
+        404,
+        "No worker of this name is a member; the message lists those that are.",
+        "Use a name from `hermetic status`.",
+    ),
     "method_not_allowed": Code(
         405, "The path exists, but not for this method.", "Use the method in `Allow`."
     ),
@@ -85,6 +105,11 @@ CODES: Mapping[str, Code] = {
     ),
     "request_too_large": Code(
         413, "The body is over the server's limit; the message has it.", "Send less in one request."
+    ),
+    "unsupported_media_type": Code(
+        415,
+        "The body of an /admin request is not declared as JSON.",
+        "Send `Content-Type: application/json`.",
     ),
     "overloaded": Code(
         429, "Every place in the queue is taken.", "Try again after the seconds in `Retry-After`."
@@ -107,13 +132,18 @@ CODES: Mapping[str, Code] = {
     ),
     "transport_error": Code(
         500,
-        "Pages could not be moved from prefill to decode.",
+        "Pages could not be moved from prefill to decode, also when the request was run again.",
         "Send the request again; the log has the reason.",
     ),
     "duplicate_attempt": Code(
         500,
         "A worker was given an attempt that it already has: a fault inside the server.",
         "Report it with the request id.",
+    ),
+    "state_not_saved": Code(
+        500,
+        "The state file cannot be written, so a restart would forget what was asked; nothing was enabled.",
+        "Make room or give the server the right to write it; the message has the reason.",
     ),
     "not_ready": Code(
         503,
@@ -132,7 +162,9 @@ CODES: Mapping[str, Code] = {
     ),
     "shutting_down": Code(503, "The server is being stopped.", "Send the request again when it is back."),
     "worker_lost": Code(
-        503, "A worker died or stopped answering while it held this request.", "Send the request again."
+        503,
+        "A worker died or stopped answering while it held this request, and no other one could go on with it.",
+        "Send the request again.",
     ),
     "deadline_exceeded": Code(
         504, "The request did not end within its bound.", "Send it again, or ask for fewer tokens."

@@ -1,21 +1,36 @@
-"""Starts the worker processes of `hermetic serve`, hands them their configuration, and sees when one ends."""
+"""Starts the worker processes of `hermetic serve`, hands them their configuration, and starts the dead ones again.
+
+The one thing to know: a worker that ended by itself with status 0 was asked to (a signal, a leave) and stays away; any
+other end is a death, after which the same name comes back with a new incarnation, later and later if it keeps dying.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
+from hermetic.options import WORKER_ENVIRONMENT
 from hermetic.worker.build import WorkerConfig
 from hermetic.worker.messages import WorkerInfo
 
+log = logging.getLogger("hermetic.supervisor")
+
 STOP_SECONDS = 2.0  # between asking a worker to stop and killing it
+FIRST_WAIT, LONGEST_WAIT = (
+    1.0,
+    30.0,
+)  # seconds before a dead worker is started again; doubles from death to death
+STEADY_SECONDS = 60.0  # a worker that lived as long starts again with the first wait
 
 
 class StartError(Exception):
@@ -34,7 +49,6 @@ class WorkerHandle:
     process: asyncio.subprocess.Process
     info: WorkerInfo | None = None
     port: int = 0
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def address(self) -> str:
@@ -42,11 +56,108 @@ class WorkerHandle:
 
 
 Progress = Callable[[str, float, str], None]
-# How long a thread that waits for the others of its parallel section spins before it sleeps (some 0.3 ms here). GNU
-# OpenMP's own 13 ms make a step 10-30 times as long as soon as another process wants the core; sleeping at once costs
-# a quiet machine 60 %. Whoever knows better sets the variable.
-ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
+Lost = Callable[[str, bytes], None]  # worker, incarnation
+Commands = Callable[[WorkerConfig], Sequence[str]]
+"""The command line that starts a worker. Always the product's own, but in the lab, which starts broken ones."""
+
 COMMAND = (sys.executable, "-m", "hermetic.worker.process")
+
+
+def product_command(_config: WorkerConfig) -> Sequence[str]:
+    return COMMAND
+
+
+class Backoff:
+    """How long to wait before a worker is started again. Pure: told how long it lived, it says how long to wait."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_WAIT
+
+    def after(self, lived: float) -> float:
+        """It died `lived` seconds after it was ready (0: it never was)."""
+        if lived >= STEADY_SECONDS:
+            self._next = FIRST_WAIT
+        wait, self._next = self._next, min(2 * self._next, LONGEST_WAIT)
+        return wait
+
+
+class Supervisor:
+    """The workers of one `serve`. `handles` are in the order of the configurations, each of the process that is now, or
+    was last, running under that name; `lost` is called at every death, with the incarnation that died."""
+
+    def __init__(
+        self,
+        configs: Sequence[WorkerConfig],
+        lost: Lost,
+        progress: Progress,
+        commands: Commands = product_command,
+    ) -> None:
+        self._configs, self._lost, self._progress, self._commands = configs, lost, progress, commands
+        self._watchers: list[asyncio.Task[None]] = []
+        self.handles: list[WorkerHandle] = []
+        self.restarts = {config.name: 0 for config in configs}
+
+    async def start(self) -> None:
+        """Start all at once; returns when all are ready. Raises StartError, and leaves what runs to `stop`."""
+        starting = [asyncio.create_task(start(c, self._progress, self._commands(c))) for c in self._configs]
+        try:
+            for done in asyncio.as_completed(starting):
+                await done
+        finally:
+            for task in starting:
+                task.cancel()
+            results = await asyncio.gather(*starting, return_exceptions=True)
+            self.handles += [result for result in results if isinstance(result, WorkerHandle)]
+        self._watchers = [asyncio.create_task(self._keep(number)) for number in range(len(self.handles))]
+
+    async def stop(self) -> None:
+        """End every process; returns when all are gone."""
+        for watcher in self._watchers:
+            watcher.cancel()  # one that is starting a worker ends that worker
+        await asyncio.gather(stop(self.handles), *self._watchers, return_exceptions=True)
+
+    async def _keep(self, number: int) -> None:
+        """Have this worker running, for as long as it is not asked to leave."""
+        backoff, ready_at = Backoff(), time.monotonic()
+        while True:
+            handle = self.handles[number]
+            name, code = handle.config.name, await handle.process.wait()
+            assert handle.info is not None
+            self._lost(name, handle.info.incarnation)
+            if code == 0:
+                log.warning("worker %s has left, as it was asked to; it is not started again", name)
+                return
+            wait = backoff.after(time.monotonic() - ready_at)
+            log.error("worker %s ended with status %d; it is started again in %.0f s", name, code, wait)
+            self.handles[number] = await self._again(handle.config, backoff, wait)
+            ready_at = time.monotonic()
+
+    async def _again(self, config: WorkerConfig, backoff: Backoff, wait: float) -> WorkerHandle:
+        """Try until it is ready."""
+        while True:
+            await asyncio.sleep(wait)
+            self.restarts[config.name] += 1
+            try:
+                handle = await start(config, _silent, self._commands(config))
+            except StartError as error:
+                wait = backoff.after(0)
+                if error.exit_code == 2:  # it will say the same until somebody mends it
+                    wait = LONGEST_WAIT
+                log.critical(
+                    "worker %s does not start: %s; the next try is in %.0f s", config.name, error, wait
+                )
+            except OSError as error:  # no process or no pipe to be had just now
+                wait = backoff.after(0)
+                log.critical(
+                    "worker %s cannot be started: %s; the next try is in %.0f s", config.name, error, wait
+                )
+            else:
+                log.warning("worker %s is ready again, process %d", config.name, handle.process.pid)
+                return handle
+
+
+def _silent(_worker: str, _fraction: float, _text: str) -> None:
+    """Nobody watches a bar while a worker is started again."""
 
 
 async def start(config: WorkerConfig, progress: Progress, command: Sequence[str] = COMMAND) -> WorkerHandle:
@@ -61,16 +172,20 @@ async def start(config: WorkerConfig, progress: Progress, command: Sequence[str]
             stdout=write_end,
             start_new_session=True,
             limit=2**24,
-            env=ENVIRONMENT | os.environ,
+            env=WORKER_ENVIRONMENT | os.environ,
         )
+    except BaseException:
+        os.close(read_end)
+        raise
     finally:
         os.close(write_end)
     handle = WorkerHandle(config, process)
     assert process.stdin is not None
     raw = msgspec.msgpack.encode(config)
     try:
-        process.stdin.write(len(raw).to_bytes(4, "little") + raw)
-        await process.stdin.drain()
+        with contextlib.suppress(ConnectionError):  # it has ended already, which is what will be said
+            process.stdin.write(len(raw).to_bytes(4, "little") + raw)
+            await process.stdin.drain()
         await _wait_ready(handle, read_end, progress)
     except BaseException:
         await stop([handle])
@@ -122,7 +237,5 @@ async def stop(handles: Sequence[WorkerHandle]) -> None:
 
 
 def _signal(handle: WorkerHandle, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
         handle.process.send_signal(number)
-    except ProcessLookupError:
-        return  # it has ended already

@@ -7,6 +7,9 @@ The file is TOML and holds hashes of keys, never keys:
     scope = "alice"                 # optional; default: the tenant's own, "tenant:alice"
     share_scope = true              # optional; see below
 
+    [operators.carol]               # may ask for /admin (hermetic status, drain, disable, ...), and for nothing else
+    key_hashes = ["sha256:..."]
+
 The one thing to know: the scope enters every page's lineage, so two tenants with one scope can reuse each other's KV
 pages, and a timing can tell one what the other sent. Equal scopes are therefore refused unless every tenant that uses
 the scope says `share_scope = true`.
@@ -22,11 +25,13 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from hermetic.options import OptionError
 
+T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _FIELDS = {"key_hashes", "scope", "share_scope"}
@@ -59,21 +64,28 @@ class Tenants:
 
     by_hash: Mapping[str, Tenant]
     local: Tenant | None = None
+    operators: Mapping[str, str] = field(default_factory=dict)  # key hash -> the operator's name
 
     def authenticate(self, authorization: str | None) -> Tenant | None:
         """The tenant of an Authorization header, or None if the key is missing or unknown.
 
         Every known hash is compared, in constant time each: how long it takes says nothing about the keys.
         """
-        if self.local is not None:
-            return self.local
-        scheme, _, key = (authorization or "").partition(" ")
-        presented = hash_key(key.strip())
-        found = None
-        for known, tenant in self.by_hash.items():
-            if hmac.compare_digest(known, presented):
-                found = tenant
-        return found if scheme.lower() == "bearer" and key.strip() else None
+        return self.local if self.local is not None else _lookup(self.by_hash, authorization)
+
+    def operator(self, authorization: str | None) -> str | None:
+        """The operator of an Authorization header, or None if the key is missing or not an operator's."""
+        return _lookup(self.operators, authorization)
+
+
+def _lookup(hashes: Mapping[str, T], authorization: str | None) -> T | None:
+    scheme, _, key = (authorization or "").partition(" ")
+    presented = hash_key(key.strip())
+    found = None
+    for known, who in hashes.items():
+        if hmac.compare_digest(known, presented):
+            found = who
+    return found if scheme.lower() == "bearer" and key.strip() else None
 
 
 def local_tenants() -> Tenants:
@@ -115,48 +127,62 @@ def load_tenants(path: str) -> Tenants:
     def wrong(what: str) -> TenantError:
         return TenantError(f"{path}: {what}")
 
-    if unknown := set(document) - {"tenants"}:
-        raise wrong(f"unknown key {min(unknown)!r}; the file has only [tenants.NAME] tables")
+    if unknown := set(document) - {"tenants", "operators"}:
+        raise wrong(
+            f"unknown key {min(unknown)!r}; the file has only [tenants.NAME] and [operators.NAME] tables"
+        )
     tables = document.get("tenants")
     if not isinstance(tables, dict) or not tables:
         raise wrong(f'it names no tenant; write [tenants.NAME] and key_hashes = ["sha256:..."] ({_HOW})')
 
     by_hash: dict[str, Tenant] = {}
+    owners: dict[str, str] = {}  # of every key, tenant's or operator's
     scopes: dict[str, list[tuple[str, bool]]] = {}
-    for name, table in tables.items():
-        where = f"[tenants.{name}]"
+
+    def keys_of(kind: str, name: str, table: object, fields: set[str]) -> list[str]:
+        """The key hashes of one table, which must look as it should."""
+        where = f"[{kind}.{name}]"
         if not _NAME.fullmatch(name):
             raise wrong(
                 f"{where}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ - and starts with a letter or digit"
             )
         if not isinstance(table, dict):
             raise wrong(f"{where} must be a table with key_hashes")
-        if unknown := set(table) - _FIELDS:
-            raise wrong(f"{where}: unknown key {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
-        hashes, scope, shares = (
-            table.get("key_hashes"),
-            table.get("scope", f"tenant:{name}"),
-            table.get("share_scope", False),
-        )
+        if unknown := set(table) - fields:
+            raise wrong(f"{where}: unknown key {min(unknown)!r}; known are {', '.join(sorted(fields))}")
+        hashes = table.get("key_hashes")
         if not isinstance(hashes, list) or not hashes:
             raise wrong(f'{where}: key_hashes must be a list like ["sha256:..."] ({_HOW})')
-        if not isinstance(scope, str) or not 0 < len(scope.encode()) <= 256:
-            raise wrong(f"{where}: scope must be a text of 1 to 256 bytes")
-        if not isinstance(shares, bool):
-            raise wrong(f"{where}: share_scope must be true or false")
-        tenant = Tenant(name, scope)
-        scopes.setdefault(scope, []).append((name, shares))
         for number, hashed in enumerate(hashes, start=1):
             if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
                 # Not echoed: it may be a key that was pasted in by mistake, and messages end up in logs.
                 raise wrong(
                     f"{where}: entry {number} of key_hashes is not sha256: and 64 hex digits ({_HOW})"
                 )
-            if hashed in by_hash:
+            if hashed in owners:
                 raise wrong(
-                    f"{where}: entry {number} of key_hashes is already a key of {by_hash[hashed].name}; make a new key"
+                    f"{where}: entry {number} of key_hashes is already a key of {owners[hashed]}; make a new key"
                 )
-            by_hash[hashed] = tenant
+            owners[hashed] = name
+        return hashes
+
+    for name, table in tables.items():
+        hashes = keys_of("tenants", name, table, _FIELDS)
+        where = f"[tenants.{name}]"
+        scope, shares = table.get("scope", f"tenant:{name}"), table.get("share_scope", False)
+        if not isinstance(scope, str) or not 0 < len(scope.encode()) <= 256:
+            raise wrong(f"{where}: scope must be a text of 1 to 256 bytes")
+        if not isinstance(shares, bool):
+            raise wrong(f"{where}: share_scope must be true or false")
+        tenant = Tenant(name, scope)
+        scopes.setdefault(scope, []).append((name, shares))
+        by_hash |= dict.fromkeys(hashes, tenant)
+    operators = document.get("operators", {})
+    if not isinstance(operators, dict):
+        raise wrong("operators must be tables: [operators.NAME]")
+    by_operator: dict[str, str] = {}
+    for name, table in operators.items():
+        by_operator |= {hashed: name for hashed in keys_of("operators", name, table, {"key_hashes"})}
     for scope, users in scopes.items():
         if len(users) > 1 and not all(shares for _, shares in users):
             names = ", ".join(name for name, _ in users)
@@ -164,4 +190,4 @@ def load_tenants(path: str) -> Tenants:
                 f"the tenants {names} have the same scope {scope!r}: they could reuse each other's KV pages. Give each "
                 "its own scope, or write share_scope = true for all of them if that is meant"
             )
-    return Tenants(by_hash)
+    return Tenants(by_hash, operators=by_operator)

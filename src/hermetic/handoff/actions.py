@@ -51,14 +51,19 @@ class Enter:
 
 @dataclass(frozen=True)
 class CloseLeases:
-    """Every lease that this half holds for the ticket can be closed now."""
+    """Every lease that this half holds on *its own pages* for the ticket can be closed now."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """This half has ended; tell the gateway."""
+    """This half has ended for its client; tell the gateway. What it still holds for the other half's sake stays."""
 
     outcome: Outcome
 
 
-Action = Send | Enqueue | Write | StopComputing | Copy | Enter | CloseLeases | Report
+@dataclass(frozen=True)
+class Forget:
+    """Nothing is held for this ticket any more: no lease, no slot, no write. The record can go."""
+
+
+Action = Send | Enqueue | Write | StopComputing | Copy | Enter | CloseLeases | Report | Forget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE = 64 * 1024 * 1024  # bytes; a longer one is not decoded
 
 
@@ -59,17 +59,19 @@ class Started(Message, frozen=True, tag=True, array_like=True):
 
 
 class Landed(Message, frozen=True, tag=True, array_like=True):
-    """Batch `sequence` is written: pages (index in the prompt, slot, use)."""
+    """Batch `sequence` (from 1) is written: pages (index in the prompt, slot, use). Repeated as it was."""
 
     sequence: int
     pages: tuple[tuple[int, int, int], ...]
 
 
 class Complete(Message, frozen=True, tag=True, array_like=True):
-    """All of the prompt is computed and announced. `state` is what is not KV (first tokens), under the same ticket."""
+    """All of the prompt is computed and announced, in batches 1 to `batches`. `state` is what is not KV (first tokens),
+    under the same ticket."""
 
     tokens: int
     pages: int
+    batches: int
     state: bytes
 
 

@@ -88,6 +88,12 @@ class Hasher:
         """The hash of a page behind `previous` (a 24-byte digest), before its first token."""
         return hashlib.blake2b(_PAGE + previous[:LINEAGE_BYTES], digest_size=_DIGEST, key=self._key)
 
+    def page(self, previous: bytes, tokens: npt.NDArray[np.int64]) -> bytes:
+        """The 24-byte digest of a page with these tokens behind `previous`: what a Chain has for it, without its sums."""
+        digest = self.begin(previous)
+        digest.update(tokens.tobytes())
+        return digest.digest()
+
 
 class Chain:
     """The lineage of one sequence, growing token by token; what its readers expect of every page.

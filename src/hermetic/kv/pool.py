@@ -228,6 +228,18 @@ class Pool:
         found: npt.NDArray[np.bool_] = inside & (self._total[np.where(inside, pages, 0)] > 0)
         return found
 
+    def shareable(self, pages: I32, lineages: U64) -> npt.NDArray[np.bool_]:
+        """Which of these pages a further reader may lease now: held, full, of this lineage, and no row will be added.
+
+        pages int32 [n], lineages uint64 [n, 2] -> bool [n]. Asking counts no mismatch: a page that is gone is no fault."""
+        held = (self._total[pages] > 0) & ~self._quarantined[pages]
+        final = (self._holds[Kind.APPEND][pages] == 0) & (self._holds[Kind.RECEIVE][pages] == 0)
+        tagged = (self.tag_lineage[pages] == lineages).all(-1)
+        good: npt.NDArray[np.bool_] = (
+            held & final & tagged & (self.tag_fill[pages] == self.geometry.page_size)
+        )
+        return good
+
     def check_write(self, pages: I32, first: I32) -> None:
         """Before rows are written at `first` of each page: one append lease, nobody else, no send, and rows in order.
 

@@ -1,8 +1,8 @@
 """Landing slots: the only memory that a remote writer may address, one set per peer.
 
-A slot is free, granted (to one ticket, under a *use* number that never repeats), or in quarantine. A grant of a slot
-ends in one of two ways: its content was copied out (`consume`), or the sender is known to be unable to write any
-more (`release`, after *drained* or a fence). What neither covers stays in quarantine, counted. Time alone frees nothing.
+A slot is free, granted (to one ticket, under a *use* number that never repeats), or granted and in quarantine. A grant
+ends in one of two ways: the slot's content was copied out (`consume`), or the sender is known to be unable to write any
+more (`release`, after *drained*; `fence`). What neither covers stays in quarantine, counted. Time alone frees nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,19 @@ class Slots:
         self._uses = [0] * count
         self._free = list(range(count - 1, -1, -1))
         self._granted: dict[int, object] = {}
-        self._quarantined: set[int] = set()
+        self._quarantined: set[int] = set()  # of the granted ones
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def counts(self) -> SlotCounts:
-        return SlotCounts(len(self._free), len(self._granted), len(self._quarantined))
+        quarantined = len(self._quarantined)
+        return SlotCounts(len(self._free), len(self._granted) - quarantined, quarantined)
+
+    def held(self, key: object) -> int:
+        """How many slots are granted to `key`, those in quarantine included."""
+        return sum(k == key for k in self._granted.values())
 
     def grant(self, key: object, number: int) -> tuple[SlotUse, ...]:
         """Up to `number` free slots for `key`; fewer, or none, when there are fewer."""
@@ -67,41 +72,33 @@ class Slots:
         """The slot's content was copied out; no write to it is in flight. It is free for the next grant."""
         if not self.holds(key, use):
             raise SlotError(f"slot {use.slot}, use {use.use}, is not granted to {key!r}")
-        del self._granted[use.slot]
-        self._free.append(use.slot)
+        self._settle([use.slot])
 
     def release(self, key: object) -> int:
         """All grants of `key`, once its sender has drained or is fenced. Returns how many."""
         return self._settle([s for s, k in self._granted.items() if k == key])
 
     def quarantine(self, key: object) -> int:
-        """All grants of `key` whose sender cannot be reached: kept out of use until `fence`. Returns how many."""
-        mine = [s for s, k in self._granted.items() if k == key]
-        for slot in mine:
-            del self._granted[slot]
-            self._quarantined.add(slot)
+        """All grants of `key`, whose sender does not answer: out of use until `release` or `fence`. Returns how many."""
+        mine = {s for s, k in self._granted.items() if k == key}
+        self._quarantined |= mine
         return len(mine)
 
     def fence(self) -> int:
-        """The peer is proven unable to write (see the transport's `fence`): quarantined slots return. Returns how many."""
-        back = list(self._quarantined)
-        self._quarantined.clear()
-        self._free.extend(back)
-        return len(back)
+        """The peer is proven unable to write (see the transport's `fence`): every grant returns. Returns how many."""
+        return self._settle(list(self._granted))
 
     def check_conservation(self) -> None:
         """I5 for slots."""
-        parts = [set(self._free), set(self._granted), self._quarantined]
-        if (
-            sum(map(len, parts)) != self.count
-            or len(self._free) + len(self._granted) + len(self._quarantined) != self.count
-        ):
+        free = set(self._free)
+        if len(free) != len(self._free) or len(free) + len(self._granted) != self.count:
             raise SlotError(f"slots do not add up: {self.counts()} of {self.count}")
-        if len(set().union(*parts)) != self.count:
+        if free & self._granted.keys() or not self._quarantined <= self._granted.keys():
             raise SlotError("a slot is in two states at once")
 
     def _settle(self, slots: list[int]) -> int:
         for slot in slots:
             del self._granted[slot]
+            self._quarantined.discard(slot)
             self._free.append(slot)
         return len(slots)

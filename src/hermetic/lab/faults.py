@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from hermetic.engine.sequence import Job, Phase
 from hermetic.engine.sequence import Sequence as EngineSequence
-from hermetic.handoff.actions import Action, Send
-from hermetic.handoff.messages import Complete, Key
+from hermetic.handoff.actions import Action
+from hermetic.handoff.messages import Key
 from hermetic.handoff.prefill import PrefillHandoff, State
 from hermetic.kv.geometry import Geometry
 from hermetic.worker.prefill import PrefillWorker
@@ -167,7 +167,7 @@ class Landed(Fault):
             for index, slot in pages:
                 if index == TARGET and scene.is_reader(key) and not (self.once and hits):
                     hits += 1
-                    self.mutation(Target(scene, geometry, record.link.sender.memory[slot], page_of))
+                    self.mutation(Target(scene, geometry, record.pair.sender.memory[slot], page_of))
 
         scene.patch(worker, "_write", written)
 
@@ -238,13 +238,13 @@ class Late(Fault):
     def strike(self, scene: Scene) -> None:
         slot, use = self._used[TARGET]
         (peer,) = scene.pair.decode._peers.values()
-        (link,) = scene.pair.prefill._links.values()
+        (pair,) = scene.pair.prefill._pairs.values()
         assert peer.slots._uses[slot] == use, "the slot was granted to somebody else meanwhile"
-        assert link.sender is not None
-        page: Page = link.sender.memory[slot].copy()  # type: ignore[attr-defined]
+        assert pair.sender is not None
+        page: Page = pair.sender.memory[slot].copy()  # type: ignore[attr-defined]
         self.mutation(Target(scene, scene.pair.decode.engine.pool.geometry, page, lambda _: page))
-        link.sender.write(1 << 40, [(page, slot)])
-        link.sender.poll()
+        pair.sender.write(1 << 40, [(page, slot)])
+        pair.sender.poll()
 
 
 # ------------------------------------------------------------------------------------------------- page tables
@@ -286,7 +286,7 @@ class ClaimsAll(PrefillHandoff):
         sent = self._next == self._ready and not self._in_flight and not self._again
         if self.state is State.SENDING and self._computed is not None and sent:
             self.state = State.COMPLETE
-            out.append(Send(Complete(self._tokens, self._pages, self._computed)))
+            out += self._completes()
         return out
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -34,6 +34,7 @@ class Answer:
     status: int = 0
     error: str = ""
     text: str = ""
+    texts: dict[int, str] = field(default_factory=dict)  # by choice
     finish: str | None = None
     left: bool = False
     usage: dict[str, int] = field(default_factory=dict)
@@ -50,14 +51,21 @@ class Answer:
         return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
 
 
-async def send(client: httpx.AsyncClient, model: str, ask: Ask, **more: object) -> Answer:
+async def send(
+    client: httpx.AsyncClient,
+    model: str,
+    ask: Ask,
+    *,
+    headers: Mapping[str, str] | None = None,
+    **more: object,
+) -> Answer:
     """One request to /v1/completions. Errors of the server are in the answer; errors of the connection raise."""
     answer, start = Answer(ask), time.perf_counter()
     body = {
         "model": model, "prompt": list(ask.prompt), "max_tokens": ask.max_tokens, "temperature": 0, "ignore_eos": True,
         "stream": ask.stream, **({"stream_options": {"include_usage": True}} if ask.stream else {}), **more,
     }  # fmt: skip
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         answer.status = response.status_code
         if response.status_code != 200 or not ask.stream:
             whole = json.loads(await response.aread())
@@ -65,6 +73,7 @@ async def send(client: httpx.AsyncClient, model: str, ask: Ask, **more: object) 
             answer.error = json.dumps(whole["error"]) if "error" in whole else ""
             if not answer.error:
                 answer.text, answer.finish = whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]
+                answer.texts = {choice["index"]: choice["text"] for choice in whole["choices"]}
                 answer.usage = whole["usage"]
             return answer
         async for line in response.aiter_lines():
@@ -79,6 +88,7 @@ async def send(client: httpx.AsyncClient, model: str, ask: Ask, **more: object) 
             for choice in event["choices"]:
                 answer.times.append(time.perf_counter() - start)
                 answer.text += choice["text"]
+                answer.texts[choice["index"]] = answer.texts.get(choice["index"], "") + choice["text"]
                 answer.finish = choice["finish_reason"] or answer.finish
             if ask.leave_after is not None and len(answer.times) >= ask.leave_after:
                 answer.left = True

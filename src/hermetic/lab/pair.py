@@ -8,6 +8,7 @@ gateway as well: it mints tickets, collects tokens, and runs a preempted choice 
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,6 +77,10 @@ def make_worker(
     threads: int = 2,
     secret: Secret = LAB_SECRET,
     send: Callable[[Connection, Key | None, m.Body], None] = lambda *_: None,
+    clock: Callable[[], float] = time.monotonic,
+    slots: int = 64,
+    transport: str = "shm",
+    drain_seconds: float = 30.0,
 ) -> Worker:
     """One worker as the product builds it, with a pool of exactly `pages` pages; its model is shared.
 
@@ -96,11 +101,14 @@ def make_worker(
         secret=secret.key,
         keys=CurveKeys(b"", b"", b"", b""),
         log_format="text",
+        slots=slots,
+        transport=transport,
+        drain_seconds=drain_seconds,
     )
     page = sizes(config, _config(locate(model))).geometry.stride
     config = msgspec.structs.replace(config, kv_bytes=pages * page, context_length=context_length)
     with _models_loaded_once():
-        return build(config, send, lambda *_: None)
+        return build(config, send, lambda *_: None, clock=clock)
 
 
 @dataclass
@@ -150,19 +158,29 @@ class LabPair:
         **options: Any,
     ) -> None:
         self._queue: deque[Message] = deque()
+        self.now = 0.0  # both workers' clock: it stands still but for `advance`
         self.drop: Callable[[Message], bool] = lambda _: False  # messages for which it says True are lost
         self.dropped: list[Message] = []
         self.answers: dict[bytes, Answer] = {}  # by ticket
         self.paired: list[m.Paired] = []
         self.log: list[Message] = []  # what came to the gateway
+
+        def clock() -> float:
+            return self.now
+
         prefill = make_worker(
-            "prefill", prefill_model or model, prefill_pages, send=self._sender(PREFILL), **options
+            "prefill",
+            prefill_model or model,
+            prefill_pages,
+            send=self._sender(PREFILL),
+            clock=clock,
+            **options,
         )
-        decode = make_worker("decode", model, decode_pages, send=self._sender(DECODE), **options)
+        decode = make_worker("decode", model, decode_pages, send=self._sender(DECODE), clock=clock, **options)
         assert isinstance(prefill, PrefillWorker)
         assert isinstance(decode, DecodeWorker)
         self.prefill, self.decode = prefill, decode
-        prefill.dialled(DECODE, "decode", GATEWAY)
+        prefill.dialled(DECODE, "decode", decode.info.incarnation, GATEWAY)
         self.pump()
 
     def _sender(self, source: Connection) -> Callable[[Connection, Key | None, m.Body], None]:
@@ -200,11 +218,13 @@ class LabPair:
         self._queue.append((GATEWAY, DECODE, key, submit))
         self._queue.append((GATEWAY, PREFILL, key, msgspec.structs.replace(submit, peer="decode")))
 
-    def cancel(self, key: Key, code: str = "client_gone", choice: int | None = None) -> None:
+    def cancel(
+        self, key: Key, code: str = "client_gone", choice: int | None = None, drain: bool = False
+    ) -> None:
         """What the gateway sends when a client leaves, to every attempt that is alive."""
         for live in self.answers[key.ticket].live:
             for to in (DECODE, PREFILL):
-                self._queue.append((GATEWAY, to, live, m.Cancel(code, "the client left", choice)))
+                self._queue.append((GATEWAY, to, live, m.Cancel(code, "the client left", choice, drain)))
 
     # ------------------------------------------------------------------- moving
 
@@ -239,6 +259,11 @@ class LabPair:
             if until() or not self.round():
                 return
         raise AssertionError(f"no end after {ROUNDS} rounds: {self.prefill.stats()} {self.decode.stats()}")
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for both workers, then run until nothing happens any more."""
+        self.now += seconds
+        self.run()
 
     def ask(self, tokens: Sequence[int], tenant: str = "tenant", **options: Any) -> Answer:
         """Submit one request and run until everything has ended."""

@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 
-from hermetic.handoff.actions import Action, Enter, Report, Send
+from hermetic.handoff.actions import Action, Enter, Forget, Report, Send
 from hermetic.handoff.decode import DecodeHandoff, State
 from hermetic.handoff.messages import Ack, Complete, HandoffMessage
 from hermetic.handoff.outcome import Completed
@@ -66,7 +66,7 @@ class Uncounted(DecodeHandoff):
             return []
         self.state = State.ENTERED
         self._slots.release(self.key)
-        return [Send(Ack()), Enter(self._complete.state), Report(Completed())]
+        return [Send(Ack()), Enter(self._complete.state), Report(Completed()), Forget()]
 
 
 def without_counts() -> AbstractContextManager[None]:
@@ -94,8 +94,8 @@ def without_exclusivity(pair: LabPair) -> Iterator[None]:
     reaches the live page, as it would if the pool were registered for remote access."""
     decode = pair.decode
     live: dict[int, int] = {}  # slot -> page
-    (link,), (peer,) = pair.prefill._links.values(), decode._peers.values()
-    sender: Any = link.sender
+    (paired,), (peer,) = pair.prefill._pairs.values(), decode._peers.values()
+    sender: Any = paired.sender
     land, write, grant = decode._land, sender.write, peer.slots.grant
 
     def landing() -> bool:

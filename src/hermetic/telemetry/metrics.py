@@ -1,49 +1,26 @@
 """What /metrics shows: the gateway's own counts by tenant, and the workers' figures as they report them.
 
 The one thing to know: the gateway counts what it saw with its own eyes (requests, tokens, refusals, times); pages, slots
-and verified tiles are the workers' figures, read when somebody scrapes, never kept beside them.
-
-How a worker's figure is shown follows from its name:
-    pages_STATE             hermetic_pages{worker,state}, for the states in STATES: together they are all pages
-    slots_STATE             hermetic_slots{worker,state}, likewise
-    pages_total, slots_total         hermetic_pages_capacity{worker}, hermetic_slots_capacity{worker}
-    tiles_verified_LEVEL    hermetic_tiles_verified_total{worker,level}
-    requests_verified_LEVEL hermetic_requests_verified_total{worker,level}
-    NAME_total, or one of COUNTERS   hermetic_worker_NAME_total{worker}
-    any other NAME                   hermetic_worker_NAME{worker}, a gauge
+and verified tiles are the workers' figures, read when somebody scrapes, never kept beside them. `figures.py` is the table
+of how they are shown.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from hermetic.telemetry.figures import families
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-# What workers count without saying so in the name.
-COUNTERS = frozenset({
-    "lease_double_closes", "slot_double_closes", "tag_mismatches", "tag_checks", "pages_quarantined_ever", "messages_stale",
-    "messages_rejected", "kv_integrity_failures", "preemptions", "reruns", "forks", "resends", "steps", "requests",
-    "prompt_tokens", "output_tokens", "pages_landed", "pages_refused_landing", "bytes_landed", "slots_fenced", "refused", "failed", "aborted", "completed",
-})  # fmt: skip
-
-STATES = frozenset({"free", "leased", "cached", "granted", "quarantined"})
 
 _TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _ITL = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _FULL = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
-
-_GROUPS: tuple[tuple[str, str, str, str, type[GaugeMetricFamily] | type[CounterMetricFamily]], ...] = (
-    ("pages_", "hermetic_pages", "state", "KV pages by state", GaugeMetricFamily),
-    ("slots_", "hermetic_slots", "state", "Landing slots by state", GaugeMetricFamily),
-    ("tiles_verified_", "hermetic_tiles_verified", "level", "Seal tiles verified", CounterMetricFamily),
-    ("requests_verified_", "hermetic_requests_verified", "level", "Requests verified", CounterMetricFamily),
-)
 
 
 class Metrics:
@@ -173,26 +150,4 @@ class _Workers(Collector):
     stats: Mapping[str, Mapping[str, float]] = {}
 
     def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for worker, figures in self.stats.items():
-            for name, value in figures.items():
-                self._add(families, worker, name, value)
-        return families.values()
-
-    def _add(self, families: dict[str, Metric], worker: str, name: str, value: float) -> None:
-        for prefix, metric, label, help_text, family in _GROUPS:
-            if name.startswith(prefix) and (label != "state" or name.removeprefix(prefix) in STATES):
-                found = families.setdefault(metric, family(metric, help_text, labels=("worker", label)))
-                assert isinstance(found, GaugeMetricFamily | CounterMetricFamily)
-                found.add_metric((worker, name.removeprefix(prefix)), value)
-                return
-        short = re.sub(r"[^a-zA-Z0-9_]", "_", name.removesuffix("_total"))
-        sizes = name in ("pages_total", "slots_total")
-        counts = not sizes and (name.endswith("_total") or name in COUNTERS)
-        kind = CounterMetricFamily if counts else GaugeMetricFamily
-        metric = f"hermetic_{short}_capacity" if sizes else f"hermetic_worker_{short}"
-        found = families.setdefault(
-            metric, kind(metric, f"The workers' {short.replace('_', ' ')}", labels=("worker",))
-        )
-        assert isinstance(found, GaugeMetricFamily | CounterMetricFamily)
-        found.add_metric((worker,), value)
+        return families(self.stats)

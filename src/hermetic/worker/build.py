@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -13,9 +15,10 @@ from hermetic.kv.pool import Pool
 from hermetic.kv.seals import SealKey
 from hermetic.model.config import ModelConfig
 from hermetic.options import OptionError, format_size
+from hermetic.transport.choose import open_transport
 from hermetic.worker.core import Parts, Send, Worker, numeric_mode
 from hermetic.worker.messages import WorkerInfo
-from hermetic.worker.wire import CurveKeys, new_incarnation
+from hermetic.worker.wire import CurveKeys, host_id, new_incarnation
 
 VERIFY = ("tags", "landing", "read")
 Progress = Callable[[float, str], None]
@@ -35,10 +38,21 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     chunk: int
     max_batch: int
     threads: int
-    host: str
+    host: str  # the control port's address, and the transport's; nothing else is bound
     secret: bytes
     keys: CurveKeys
     log_format: str
+    port: int = 0  # of the control channel; 0 takes a free one
+    advertise: str = ""  # the address that others dial, when it is not `host`
+    gateways: tuple[
+        str, ...
+    ] = ()  # where this worker announces itself: tcp://HOST:PORT of their control ports
+    transport: str = "shm"
+    slots: int = 64  # landing slots for each peer
+    drain_seconds: float = 30.0  # how long decode waits for *drained* before it fences or quarantines
+    silent_seconds: float = 30.0  # without a sign of life after which the other end is taken for lost
+    transfer_floor: int = 50_000_000  # bytes a second of the slowest link that is accepted
+    supervised: bool = True  # standard input is the parent's: its end is ours
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -90,15 +104,45 @@ def sizes(config: WorkerConfig, model: ModelConfig) -> Sizes:
         raise OptionError(
             f"{option} {format_size(config.kv_bytes)} holds {pages * config.page_size} token; two are needed"
         )
+    check_bounds(config, geometry)
     return Sizes(geometry, pages, window)
+
+
+def check_bounds(config: WorkerConfig, geometry: Geometry) -> None:
+    """Everything that one peer can have in flight must arrive well within the drain deadline, or slow would look like lost.
+
+    Raises OptionError with the numbers and what would do."""
+    if config.slots < 1:
+        raise OptionError(f"--landing-slots {config.slots}: a peer needs at least one")
+    if config.transfer_floor < 1 or config.drain_seconds <= 0 or config.silent_seconds <= 0:
+        raise OptionError("--transfer-floor, --drain-deadline and --silent-after must be more than 0")
+    flight = config.slots * geometry.stride
+    seconds = flight / config.transfer_floor
+    if 2 * seconds > config.drain_seconds:
+        fits = int(config.drain_seconds * config.transfer_floor / 2 / geometry.stride)
+        raise OptionError(
+            f"--drain-deadline {config.drain_seconds:g} s is too short: {config.slots} landing slots of "
+            f"{format_size(geometry.stride)} are {format_size(flight)} in flight, {seconds:.1f} s at --transfer-floor "
+            f"{format_size(config.transfer_floor)} a second, and twice that must fit. "
+            f"--drain-deadline {math.ceil(2 * seconds)} would do"
+            + (f", or --landing-slots {fits}" if fits else "")
+        )
 
 
 def _option(role: str) -> str:
     return "--prefill-kv" if role == "prefill" else "--decode-kv"
 
 
-def build(config: WorkerConfig, send: Send, progress: Progress) -> Worker:
-    """Load and compile everything. Raises OptionError or ModelError for what the user can mend."""
+def build(
+    config: WorkerConfig,
+    send: Send,
+    progress: Progress,
+    address: str = "",
+    clock: Callable[[], float] = time.monotonic,
+) -> Worker:
+    """Load and compile everything. `address` is where the control port can be dialled; `clock` is monotonic, in seconds.
+
+    Raises OptionError, ModelError or TransportError for what the user can mend."""
     import numba
     import torch
 
@@ -114,6 +158,11 @@ def build(config: WorkerConfig, send: Send, progress: Progress) -> Worker:
 
     torch.set_num_threads(config.threads)
     numba.set_num_threads(min(config.threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    transport = (
+        open_transport(config.transport, config.host, config.drain_seconds / 3)
+        if config.role != "unified"
+        else None
+    )
     source = locate(config.model)
     measured = sizes(config, read_config(source))
     decoder = Decoder.load(
@@ -137,6 +186,10 @@ def build(config: WorkerConfig, send: Send, progress: Progress) -> Worker:
         role=config.role,
         incarnation=new_incarnation(),
         pid=os.getpid(),
+        host=host_id(),
+        address=address,
+        transport=config.transport if config.role != "unified" else "",
+        slots=config.slots if config.role == "decode" else 0,
         model=decoder.fingerprint,
         numeric=numeric_mode(config.dtype),
         position=f"{model.rope.kind} {model.rope.scaling!r} {','.join(repr(f) for f in model.rope.inv_freq)}",
@@ -149,13 +202,12 @@ def build(config: WorkerConfig, send: Send, progress: Progress) -> Worker:
         vocab=model.vocab,
         max_batch=config.max_batch,
         verify=config.verify,
+        eos=tuple(model.eos_token_ids),
     )
-    parts = Parts(info, engine, hasher)
+    parts = Parts(info, engine, hasher, clock)
     progress(1.0, "ready")
-    match engine.role:
-        case Role.PREFILL:
-            return PrefillWorker(parts, send)
-        case Role.DECODE:
-            return DecodeWorker(parts, send, verify_landing=config.verify != "tags")
-        case Role.UNIFIED:
-            return Worker(parts, send)
+    if transport is None:
+        return Worker(parts, send)
+    if engine.role is Role.PREFILL:
+        return PrefillWorker(parts, send, transport)
+    return DecodeWorker(parts, send, transport, config.verify != "tags", config.slots, config.drain_seconds)

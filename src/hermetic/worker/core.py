@@ -6,6 +6,7 @@ engine, and for a handoff the machines of `hermetic.handoff`, whose actions it p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from hermetic.handoff.outcome import Aborted, Completed, Failed, Outcome, Refuse
 from hermetic.kv.geometry import differences
 from hermetic.kv.lineage import Hasher, Scope
 from hermetic.worker import messages as m
+from hermetic.worker.releases import Releases
 
 Connection = bytes
 """Opaque id of whoever is at the other end of a connection."""
@@ -30,7 +32,9 @@ class WorkerCounters:
     """What came in and could not be used, and how work ended."""
 
     messages_rejected: int = 0  # not decodable, of another version or from nobody we know
-    messages_stale: int = 0  # for a ticket, attempt or slot use that is over
+    messages_stale: int = 0  # for a session, ticket, attempt or slot use that is over, or said before
+    messages_resent: int = 0  # said again because no acknowledgement came
+    peers_lost: int = 0  # workers or gateways that ended or fell silent
     refused: int = 0
     completed: int = 0
     failed: int = 0
@@ -44,6 +48,7 @@ class Parts:
     info: m.WorkerInfo
     engine: Engine
     hasher: Hasher
+    clock: Callable[[], float] = time.monotonic  # seconds; never compared with anybody else's
     counters: WorkerCounters = field(default_factory=WorkerCounters)
 
 
@@ -52,7 +57,8 @@ class Worker:
 
     def __init__(self, parts: Parts, send: Send) -> None:
         self.info, self.engine, self.counters = parts.info, parts.engine, parts.counters
-        self._hasher, self.send = parts.hasher, send
+        self._hasher, self.clock, self.send = parts.hasher, parts.clock, send
+        self.releases = Releases()
         self._asked: dict[Key, Connection] = {}  # who submitted each job that has not ended
 
     # ------------------------------------------------------------------ messages
@@ -74,10 +80,16 @@ class Worker:
             case _:
                 self.counters.messages_rejected += 1
 
-    def lost(self, source: Connection) -> None:
-        """A connection is gone for good: nobody waits for its answers."""
+    def lost(self, source: Connection, why: str = "is gone") -> None:
+        """A session is over, because the other end has ended, fell silent or forgot it: nobody waits for its answers."""
+        self.counters.peers_lost += 1
         for key in [k for k, who in self._asked.items() if who == source]:
-            self._cancel(key, m.Cancel("gateway_lost", "the gateway is gone"))
+            self._cancel(key, m.Cancel("gateway_lost", f"the gateway {why}"))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something ends by itself soon (a write in flight): do not sleep for long."""
+        return False
 
     def tick(self) -> bool:
         """Do one round of work. False when there was nothing to do."""
@@ -121,10 +133,12 @@ class Worker:
         if key in self._asked:
             self.counters.messages_stale += 1
             return
-        refusal = self.engine.admit(job) or self._take(key, job, submit)
+        refusal = self.engine.admit(job)
         if refusal is None:
-            self._asked[key] = source
-        else:
+            self._asked[key] = source  # first: what is taken may end at once, and its end must be told
+            refusal = self._take(key, job, submit)
+        if refusal is not None:
+            self._asked.pop(key, None)
             self.counters.refused += 1
             self.send(source, key, m.Ended(refusal))
 
@@ -207,7 +221,7 @@ class Worker:
         values |= {f"sequences_{name}": count for name, count in engine.depth().items()}
         for counters in (engine.counters, self.counters):
             values |= {name: float(value) for name, value in vars(counters).items()}
-        return values
+        return values | self.releases.stats()
 
 
 def numeric_mode(dtype: str) -> str:
@@ -222,6 +236,8 @@ def difference(ours: m.WorkerInfo, theirs: m.WorkerInfo) -> str | None:
         for name in ("model", "numeric", "position", "key_id")
         if getattr(ours, name) != getattr(theirs, name)
     ]
+    if ours.role != theirs.role and ours.transport != theirs.transport:
+        found.append(f"transport: {ours.transport} here, {theirs.transport} there")
     found += differences(ours.geometry, theirs.geometry)
     return "; ".join(found) or None
 

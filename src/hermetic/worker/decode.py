@@ -3,50 +3,69 @@
 Only the landing segments, one for each prefill peer, can be written from outside. A page is copied slot -> pool as a
 block, then the page in the pool is what is hashed; only a page that verified gets its tag, and only a request whose
 pages are all tagged enters the batch.
+
+The one thing to know about ends: pages of our pool are ours alone and go back at once. Slots that a peer may still write
+into stay with their ticket until the peer says *drained* or its segment is fenced; a segment that was fenced is thrown
+away, and a peer that is still there gets a new one.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
 from hermetic.engine.sequence import Event, First, Job, Reserved
-from hermetic.handoff.actions import Action, CloseLeases, Copy, Enter, Report
+from hermetic.handoff.actions import Action, CloseLeases, Copy, Enter, Forget, Report
 from hermetic.handoff.actions import Send as SendMessage
-from hermetic.handoff.decode import DecodeHandoff
-from hermetic.handoff.messages import Key, Message
+from hermetic.handoff.decode import OPEN, DecodeHandoff, State
+from hermetic.handoff.messages import Abort, Ack, Complete, Key, Landed, Message, Started
 from hermetic.handoff.outcome import Aborted, Completed, Failed, Refused
+from hermetic.kernels.numba_cpu import ALONE
 from hermetic.kv.slots import Slots
-from hermetic.transport.base import Receiver, TransportError
-from hermetic.transport.shm import ShmReceiver
+from hermetic.transport.base import Receiver, Transport, TransportError
 from hermetic.worker import messages as m
 from hermetic.worker.core import Connection, Parts, Send, Worker, difference
+from hermetic.worker.timers import LOOK_SECONDS, Every, Nudge
+from hermetic.worker.wire import host_id
+
+log = logging.getLogger("hermetic.worker")
 
 LANDING_SLOTS = 64  # for each peer
 PAGES_A_ROUND = 16  # copied and verified between two steps at most, so that landing does not stall decoding
+DRAIN_SECONDS = 30.0  # how long a peer has to say *drained*
+ENTERED_KEPT = 65536  # tickets of which more may be said when they are over here: an ack or abort was lost
+_WAITING = (State.DRAINING, State.QUARANTINED)
+UNKNOWN = Abort("unknown_ticket", "decode does not know this attempt, or not any more")
 _firsts = msgspec.msgpack.Decoder(tuple[First, ...])
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
-    """A prefill worker that may write into our slots. `tickets` in the order in which they wait for slots."""
+    """A prefill worker, in one incarnation, that may write into our slots; it outlives its sessions.
+
+    `tickets` are in the order in which they wait for slots."""
 
     info: m.WorkerInfo
     connection: Connection
     receiver: Receiver
     slots: Slots
+    segment: int = 0
     tickets: deque[Key] = field(default_factory=deque)
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
-    """One ticket and attempt here, from its reservation to the end of its handoff."""
+    """One ticket and attempt here, from its reservation until nothing is held for its handoff."""
 
     peer: Peer
+    nudge: Nudge
     machine: DecodeHandoff | None = None  # None until the pages are reserved
+    leaving: m.Cancel | None = None  # to be cancelled after its first token
 
 
 @dataclass
@@ -60,17 +79,34 @@ class LandingCounters:
     resends: int = 0
     bytes_landed: int = 0
     slots_fenced: int = 0
+    fences_total: int = 0
 
 
 class DecodeWorker(Worker):
-    """One engine in the decode role and a handoff machine for each ticket that is landing."""
+    """One engine in the decode role and a handoff machine for each ticket that is landing, or waits to be drained."""
 
-    def __init__(self, parts: Parts, send: Send, verify_landing: bool, slots: int = LANDING_SLOTS) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        send: Send,
+        transport: Transport,
+        verify_landing: bool,
+        slots: int = LANDING_SLOTS,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
         super().__init__(parts, send)
-        self._verify, self._slot_count = verify_landing, slots
-        self._peers: dict[Connection, Peer] = {}
+        self._transport = transport
+        self._verify, self._slot_count, self._drain_seconds = verify_landing, slots, drain_seconds
+        self._peers: dict[Connection, Peer] = {}  # those with a session
+        self._silent: list[Peer] = []  # without one, and slots that are not proven safe
         self._records: dict[Key, Record] = {}
         self._copies: deque[tuple[Key, Copy]] = deque()
+        self._entered: OrderedDict[Key, None] = OrderedDict()
+        self._over: OrderedDict[Key, None] = OrderedDict()  # tickets that ended here without entering
+        self._complained: set[tuple[bytes, str]] = set()
+        self._leaving: dict[Key, m.Cancel] = {}  # entered, to be cancelled after the first token
+        self._segments = 0
+        self._look = Every(LOOK_SECONDS)
         self.landing = LandingCounters()
 
     # ------------------------------------------------------------------- pairing
@@ -89,40 +125,80 @@ class DecodeWorker(Worker):
         problem = difference(self.info, info)
         if info.role != "prefill":
             problem = f"a {info.role} worker cannot be paired with this decode worker"
-        if problem is None:
-            try:
-                receiver = ShmReceiver(self._slot_count, info.geometry.stride, info.pid)
-            except TransportError as error:
-                problem = str(error)
         if problem is not None:
+            log.warning("%s is refused as a peer: %s", info.worker, problem)
             self.send(source, None, m.Rejected(problem))
             return
-        self._peers[source] = Peer(info, source, receiver, Slots(self._slot_count))
-        self.send(source, None, m.Welcome(self.info, receiver.descriptor(), self._slot_count))
+        for other in [c for c, p in self._peers.items() if p.info.worker == info.worker]:
+            self.lost(other, "has greeted anew")  # its former session or incarnation: a name is one worker
+        peer = next((p for p in self._silent if p.info.incarnation == info.incarnation), None)
+        if peer is not None:  # it was only silent, and nothing but its death could have fenced it
+            self._silent.remove(peer)
+            peer.connection = source
+        else:
+            try:
+                receiver = self._new_receiver(info)
+            except TransportError as error:
+                self.send(source, None, m.Rejected(str(error)))
+                return
+            peer = Peer(info, source, receiver, Slots(self._slot_count), self._segments)
+        self._peers[source] = peer
+        self.send(source, None, m.Welcome(self.info, peer.receiver.descriptor(), peer.segment))
+        for key, record in self._of(peer):
+            if record.machine is not None:
+                record.nudge.heard(self.clock())  # it is given time to answer
+                self._perform(key, record, record.machine.nudge())
 
-    def lost(self, source: Connection) -> None:
-        """The peer's connection is gone for good. Its slots come back only if its process is proven dead."""
-        peer = self._peers.get(source)
+    def _new_receiver(self, info: m.WorkerInfo) -> Receiver:
+        # A peer on this host is known by its process, one elsewhere by the address at which it can be dialled.
+        pid = info.pid if info.host == host_id() else None
+        where = urlsplit(info.address).hostname
+        receiver = self._transport.receiver(self._slot_count, info.geometry.stride, pid, where)
+        self._segments += 1
+        return receiver
+
+    def lost(self, source: Connection, why: str = "is gone") -> None:
+        """The peer's session is over. Its slots come back when it drains after all, or is proven unable to write."""
+        peer = self._peers.pop(source, None)
         if peer is None:
-            super().lost(source)
+            super().lost(source, why)
             return
-        reason = f"prefill worker {peer.info.worker} is gone"
-        fenced = peer.receiver.fence()
-        for key, record in list(self._records.items()):
-            if record.peer is not peer:
-                continue
+        self.counters.peers_lost += 1
+        reason = f"prefill worker {peer.info.worker} {why}"
+        for key, record in self._of(peer):
             if record.machine is None:
                 self.engine.cancel(key)
                 del self._records[key]
                 self._end(key, Failed("worker_lost", reason))
             else:
-                self._perform(
-                    key, record, record.machine.fenced(reason) if fenced else record.machine.lost(reason)
-                )
-        if fenced:
-            self.landing.slots_fenced += peer.slots.fence()
-            peer.receiver.close()
-            del self._peers[source]
+                if record.machine.state in OPEN:
+                    self._perform(key, record, record.machine.abort(Failed("worker_lost", reason)))
+                self._overdue(key, record)
+        if not self._fence(peer, reason):
+            self._silent.append(peer)
+
+    def _fence(self, peer: Peer, reason: str) -> bool:
+        """Prove that nothing of the peer can arrive any more, and throw the segment away. False if that cannot be proven."""
+        if not peer.receiver.fence():
+            return False
+        self.landing.fences_total += 1
+        self.landing.slots_fenced += peer.slots.count - peer.slots.free
+        for key, record in self._of(peer):
+            if record.machine is not None:
+                self._perform(key, record, record.machine.fenced(reason), fenced=True)
+        peer.slots.fence()
+        peer.receiver.close()
+        return True
+
+    def _overdue(self, key: Key, record: Record) -> None:
+        """*Drained* is not to be expected, or did not come in time: slots go to quarantine."""
+        machine = record.machine
+        if machine is not None and machine.state is State.DRAINING:
+            self.releases.quarantined += 1
+            self._perform(key, record, machine.overdue())
+
+    def _of(self, peer: Peer) -> list[tuple[Key, Record]]:
+        return [(key, record) for key, record in self._records.items() if record.peer is peer]
 
     # -------------------------------------------------------------------- tickets
 
@@ -130,7 +206,9 @@ class DecodeWorker(Worker):
         peer = next((p for p in self._peers.values() if p.info.worker == submit.peer), None)
         if peer is None:
             return Refused("no_pair", f"decode worker {self.info.worker} is not paired with {submit.peer!r}")
-        self._records[key] = Record(peer)
+        if key in self._records or key in self._entered or key in self._over:
+            return Refused("duplicate_attempt", f"attempt {key} has been here already")
+        self._records[key] = Record(peer, Nudge(self.clock()))
         self.engine.submit(job)
         return None
 
@@ -139,35 +217,57 @@ class DecodeWorker(Worker):
         if cancel.choice is not None:
             if record is None:
                 self.engine.cancel(key, cancel.choice)
-        elif record is not None and record.machine is not None:
-            self._perform(key, record, record.machine.abort(Aborted(cancel.code, cancel.reason)))
-        else:
-            self._records.pop(key, None)
+        elif record is None:
             super()._cancel(key, cancel)
+        elif record.machine is None:
+            del self._records[key]
+            super()._cancel(key, cancel)
+        elif cancel.drain and record.machine.state is State.LANDING:
+            record.leaving = cancel
+        elif record.machine.state in OPEN:
+            self._perform(key, record, record.machine.abort(Aborted(cancel.code, cancel.reason)))
 
     def _from_prefill(self, peer: Peer, key: Key, body: m.Body) -> None:
         record = self._records.get(key)
-        if record is None or record.machine is None or record.peer is not peer:
-            self.counters.messages_stale += 1
+        if record is not None and record.machine is not None and record.peer is peer:
+            record.nudge.heard(self.clock())
+            self._perform(key, record, record.machine.received(body))  # type: ignore[arg-type]
             return
-        self._perform(key, record, record.machine.received(body))  # type: ignore[arg-type]
+        self.counters.messages_stale += 1
+        if record is not None or not isinstance(body, Started | Landed | Complete):
+            return
+        # It does not know that this has ended here: what it asks with is what it missed.
+        if key in self._entered:
+            self.send(peer.connection, key, Ack())
+        else:
+            self._complain_of_unknown(peer, key, body)
+            self.send(peer.connection, key, UNKNOWN)
+
+    def _complain_of_unknown(self, peer: Peer, key: Key, body: Message) -> None:
+        """Once for each peer and kind of message; what crossed our own abort on the way is nobody's fault."""
+        what = (peer.info.incarnation, type(body).__name__)
+        if key not in self._over and what not in self._complained:
+            self._complained.add(what)
+            log.warning("%s of %s for the unknown attempt %s (said once)", what[1], peer.info.worker, key)
 
     def _other(self, event: Event) -> None:
         match event:
             case Reserved(key=key):
                 record = self._records[key]
                 job = self.engine.reserved(key).job
-                pages = self.engine.pool.geometry.pages_for(len(job.tokens))
-                record.machine = DecodeHandoff(key, len(job.tokens), pages, record.peer.slots)
+                pages = self.engine.pool.geometry.pages_for(job.prompt)
+                record.machine = DecodeHandoff(key, job.prompt, pages, record.peer.slots)
+                record.nudge = Nudge(self.clock())
                 record.peer.tickets.append(key)
                 self._perform(key, record, record.machine.reserved())
 
     def _failed(self, key: Key, failure: Failed) -> None:
         record = self._records.get(key)
-        if record is not None and record.machine is not None:
-            self._perform(key, record, record.machine.abort(failure))
-        else:
+        if record is None or record.machine is None:
+            self._records.pop(key, None)
             self._end(key, failure)
+        elif record.machine.state in OPEN:
+            self._perform(key, record, record.machine.abort(failure))
 
     # ----------------------------------------------------------------------- work
 
@@ -175,13 +275,64 @@ class DecodeWorker(Worker):
         """Land a bounded number of pages, hand out slots, then one step of the engine."""
         worked = self._land()
         self._share_slots()
-        return super().tick() or worked
+        now = self.clock()
+        if self._look.due(now):
+            self._look_at_waits(now)
+        worked |= super().tick()
+        for key in list(self._leaving):
+            # Its first token was in what this step said; now its client has had what it was to have.
+            super()._cancel(key, self._leaving.pop(key))
+        return worked
+
+    def _look_at_waits(self, now: float) -> None:
+        """What time alone brings: things to say again, drains that are overdue, silent peers that have died."""
+        late: set[Connection] = set()
+        for key, record in list(self._records.items()):
+            machine = record.machine
+            if machine is None:
+                continue
+            since = self.releases.since(key)
+            if since is not None and now - since > self._drain_seconds and machine.state is State.DRAINING:
+                log.warning("attempt %s did not drain within %.0f s", key, self._drain_seconds)
+                self._overdue(key, record)
+                late.add(record.peer.connection)
+            if record.peer.connection in self._peers and record.nudge.due(now):
+                if machine.state is State.QUARANTINED:  # still no answer, or no fence was possible yet
+                    late.add(record.peer.connection)
+                self._perform(key, record, machine.nudge())
+        for connection in late & self._peers.keys():
+            self._replace(self._peers[connection])
+        for peer in list(self._silent):
+            if self._fence(peer, f"prefill worker {peer.info.worker} has ended"):
+                self._silent.remove(peer)
+
+    def _replace(self, peer: Peer) -> None:
+        """The peer is there and does not drain: fence its segment, if its transport can, and give it a new one."""
+        reason = f"prefill worker {peer.info.worker} did not drain within {self._drain_seconds:g} s"
+        if not self._fence(peer, reason):
+            return
+        try:
+            peer.receiver = self._new_receiver(peer.info)
+        except TransportError as error:
+            log.error("%s cannot be given a new segment: %s", peer.info.worker, error)
+            del self._peers[peer.connection]
+            self.send(peer.connection, None, m.Rejected(str(error)))
+            return
+        peer.slots, peer.segment, peer.tickets = Slots(self._slot_count), self._segments, deque()
+        self.send(peer.connection, None, m.Welcome(self.info, peer.receiver.descriptor(), peer.segment))
 
     def _land(self) -> bool:
-        """Copy up to PAGES_A_ROUND pages out of their slots, hash the copies, tag those that are what we expect."""
-        if not self._copies:
-            return False
-        round_ = [self._copies.popleft() for _ in range(min(PAGES_A_ROUND, len(self._copies)))]
+        """Land up to PAGES_A_ROUND pages, few at a time: they are hashed while they are still in the cache, by this thread."""
+        left = min(PAGES_A_ROUND, len(self._copies))
+        worked = left > 0
+        few = max(1, ALONE // self.engine.pool.geometry.stride)
+        while left > 0 and self._copies:
+            self._land_few([self._copies.popleft() for _ in range(min(few, left, len(self._copies)))])
+            left -= few
+        return worked
+
+    def _land_few(self, round_: list[tuple[Key, Copy]]) -> None:
+        """Copy these pages out of their slots, hash the copies, tag those that are what we expect."""
         pool, size = self.engine.pool, self.engine.size
         pages = np.empty(len(round_), np.int32)
         fills = np.empty(len(round_), np.int32)
@@ -189,7 +340,7 @@ class DecodeWorker(Worker):
         lineages = np.empty((len(round_), 2), np.uint64)
         for i, (key, copy) in enumerate(round_):
             seq, page = self.engine.reserved(key), copy.page
-            pages[i], fills[i] = seq.pages[page], min(size, len(seq.tokens) - page * size)
+            pages[i], fills[i] = seq.pages[page], min(size, seq.job.prompt - page * size)
             words[i], binds[i], lineages[i] = (
                 seq.chain.words[page],
                 seq.chain.binds[page],
@@ -205,7 +356,6 @@ class DecodeWorker(Worker):
             record = self._records.get(key)
             if record is not None and record.machine is not None:
                 self._perform(key, record, record.machine.copied(copy.page, ok))
-        return True
 
     def _verify_landed(
         self, pages: np.ndarray, fills: np.ndarray, words: np.ndarray, binds: np.ndarray
@@ -230,7 +380,7 @@ class DecodeWorker(Worker):
 
     # -------------------------------------------------------------------- actions
 
-    def _perform(self, key: Key, record: Record, actions: list[Action]) -> None:
+    def _perform(self, key: Key, record: Record, actions: list[Action], fenced: bool = False) -> None:
         for action in actions:
             match action:
                 case SendMessage(message=message):
@@ -241,16 +391,22 @@ class DecodeWorker(Worker):
                     self._enter(key, record, state)
                 case CloseLeases():
                     self.engine.cancel(key)
-                    self._close(key, record)
                 case Report(outcome=Completed()):
-                    self._close(key, record)  # of the handoff; the request goes on in the engine
+                    pass  # of the handoff; the request goes on in the engine
                 case Report(outcome=outcome):
-                    self._abandon(key, record)
                     self._end(key, outcome)
+                    self._abandon(key, record)
+                case Forget():
+                    self._forget(key, record, fenced)
                 case _:
                     raise AssertionError(f"{action} is not for decode")
+        if key in self._records and record.machine is not None and record.machine.state in _WAITING:
+            self.releases.defer(key, self.clock())
 
     def _enter(self, key: Key, record: Record, state: bytes) -> None:
+        self._entered[key] = None
+        while len(self._entered) > ENTERED_KEPT:
+            self._entered.popitem(last=False)
         try:
             firsts = _firsts.decode(state)
         except msgspec.MsgspecError:
@@ -258,6 +414,8 @@ class DecodeWorker(Worker):
             return
         self.landing.requests_verified_landing += self._verify
         self.engine.enter(key, firsts)
+        if record.leaving is not None:
+            self._leaving[key] = record.leaving
 
     def _abandon(self, key: Key, record: Record) -> None:
         """Our own copies of this ticket that are still queued will not be made."""
@@ -267,16 +425,27 @@ class DecodeWorker(Worker):
         for copy in mine:
             self._perform(key, record, record.machine.copied(copy.page, good=False))
 
-    def _close(self, key: Key, record: Record) -> None:
-        if self._records.pop(key, None) is not None and record.machine is not None:
-            self.landing.resends += record.machine.resends
-            self.counters.messages_stale += record.machine.stale
+    def _forget(self, key: Key, record: Record, fenced: bool) -> None:
+        if self._records.pop(key, None) is None:
+            return
+        assert record.machine is not None
+        if key not in self._entered:
+            self._over[key] = None
+            while len(self._over) > ENTERED_KEPT:
+                self._over.popitem(last=False)
+        self.landing.resends += record.machine.resends
+        self.counters.messages_stale += record.machine.stale
+        self.releases.end(key, fenced, self.clock())
 
     def stats(self) -> dict[str, float]:
-        slots = [p.slots.counts() for p in self._peers.values()]
+        peers = [*self._peers.values(), *self._silent]
+        slots = [p.slots.counts() for p in peers]
+        states = [r.machine.state for r in self._records.values() if r.machine is not None]
         return super().stats() | vars(self.landing) | {
             "handoffs_open": len(self._records),
-            "slots_total": sum(p.slots.count for p in self._peers.values()),
+            "drains_outstanding": sum(state in _WAITING for state in states),
+            "peers_silent": len(self._silent),
+            "slots_total": sum(p.slots.count for p in peers),
             "slots_free": sum(c.free for c in slots),
             "slots_granted": sum(c.granted for c in slots),
             "slots_quarantined": sum(c.quarantined for c in slots),

@@ -1,4 +1,8 @@
-"""The control channel: one envelope around everything, typed, versioned, sequenced."""
+"""The control channel: one envelope around everything, typed, versioned, sequenced.
+
+Two kinds of bodies. Most travel inside a session (`worker/link.py`): in order, each exactly once, as long as both ends live.
+A few are *datagrams* (sequence 0), said again and again by whoever needs them: Beat, Reset, Register, Registered, Rejected, Leave.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,10 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     role: str  # prefill | decode | unified
     incarnation: bytes  # 8 random bytes, new at every start
     pid: int
+    host: str  # which machine and process namespace `pid` belongs to
+    address: str  # where its control port can be dialled, tcp://HOST:PORT
+    transport: str  # shm | mooncake | nixl
+    slots: int  # landing slots that a decode worker offers to each peer
     model: str  # fingerprint
     numeric: str
     position: str
@@ -29,6 +37,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     vocab: int
     max_batch: int
     verify: str
+    eos: tuple[int, ...]  # the model's end tokens: what the gateway must not continue after
 
 
 # ------------------------------------------------------------------ gateway -> worker
@@ -40,10 +49,11 @@ class Hello(Message, frozen=True, tag=True, array_like=True):
 
 
 class Connect(Message, frozen=True, tag=True, array_like=True):
-    """Gateway to prefill: pair with the decode worker at this address."""
+    """Gateway to prefill: pair with this decode worker, in this incarnation, at this address."""
 
     address: str
     worker: str
+    incarnation: bytes
 
 
 class Submit(Message, frozen=True, tag=True, array_like=True):
@@ -63,11 +73,16 @@ class Submit(Message, frozen=True, tag=True, array_like=True):
 
 
 class Cancel(Message, frozen=True, tag=True, array_like=True):
-    """End this attempt, or only one of its choices."""
+    """End this attempt, or only one of its choices. `drain`: a transfer that runs may finish, up to the first token."""
 
     code: str
     reason: str
     choice: int | None = None
+    drain: bool = False
+
+
+class Leave(Message, frozen=True, tag=True, array_like=True):
+    """Gateway to a worker that is leaving: nothing of it is left here, it may end. Datagram."""
 
 
 class AskStats(Message, frozen=True, tag=True, array_like=True):
@@ -78,17 +93,38 @@ class AskStats(Message, frozen=True, tag=True, array_like=True):
 
 # ------------------------------------------------------------------ worker -> gateway or worker
 class Welcome(Message, frozen=True, tag=True, array_like=True):
-    """Answer to Hello. `landing` describes the segment for a prefill peer, empty for a gateway."""
+    """Answer to Hello. `landing` describes the segment for a prefill peer, empty for a gateway.
+
+    A further one, with the next `segment` number, replaces the segment: the former one is fenced."""
 
     info: WorkerInfo
     landing: str
-    slots: int
+    segment: int
 
 
 class Rejected(Message, frozen=True, tag=True, array_like=True):
-    """Answer to a Hello that does not fit; says what differs."""
+    """Answer to a Hello or Register that does not fit; says what differs."""
 
     reason: str
+
+
+class Register(Message, frozen=True, tag=True, array_like=True):
+    """Worker to gateway, every beat: I am here. `leaving`: give me nothing new, and say Leave when I am free. Datagram."""
+
+    info: WorkerInfo
+    leaving: bool
+
+
+class Registered(Message, frozen=True, tag=True, array_like=True):
+    """Gateway to worker: you are (still) a member. Datagram."""
+
+
+class Beat(Message, frozen=True, tag=True, array_like=True):
+    """Nothing but an acknowledgement and a sign of life. Datagram."""
+
+
+class Reset(Message, frozen=True, tag=True, array_like=True):
+    """I know no such session (I was restarted, or gave you up): say Hello again. Datagram."""
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +162,7 @@ class Paired(Message, frozen=True, tag=True, array_like=True):
 
     worker: str
     error: str
+    incarnation: bytes  # of that decode worker, as in Connect
 
 
 class Ended(Message, frozen=True, tag=True, array_like=True):
@@ -156,16 +193,24 @@ Body = (
     | Paired
     | Ended
     | Stats
+    | Leave
+    | Register
+    | Registered
+    | Beat
+    | Reset
 )
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """Around every message. `incarnation` is the sender's, `sequence` counts its messages on this connection, `key`
-    names ticket and attempt where the body belongs to one."""
+    """Around every message. `incarnation` is the sender's. `session` counts the dialling side's sessions on this connection,
+    `sequence` its messages in this one (0: a datagram), `ack` is the last one that came in order from the other end.
+    `key` names ticket and attempt where the body belongs to one."""
 
     version: int
     incarnation: bytes
+    session: int
     sequence: int
+    ack: int
     key: Key | None
     body: Body
 
@@ -188,10 +233,20 @@ def decode(raw: bytes | memoryview) -> Envelope:
         raise ProtocolError(f"a message of {len(raw)} bytes; {MAX_MESSAGE} is the limit")
     try:
         envelope = _decoder.decode(raw)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # the last: arrays nested very deep
         raise ProtocolError(f"not a message of protocol {PROTOCOL}: {error}") from error
     if envelope.version != PROTOCOL:
         raise ProtocolError(f"protocol {envelope.version} is spoken there, {PROTOCOL} here")
     if envelope.key is not None and (len(envelope.key.ticket) != 16 or envelope.key.attempt < 1):
         raise ProtocolError("a ticket has 16 bytes and attempts count from 1")
+    outside = isinstance(envelope.body, Beat | Reset | Register | Registered | Leave)
+    if outside != (envelope.sequence == 0) and not isinstance(envelope.body, Rejected):
+        raise ProtocolError(f"{type(envelope.body).__name__} came with sequence {envelope.sequence}")
+    if len(envelope.incarnation) != 8 or min(envelope.session, envelope.sequence, envelope.ack) < 0:
+        raise ProtocolError("an incarnation has 8 bytes, and numbers are not negative")
     return envelope
+
+
+def datagram(incarnation: bytes, body: Body, session: int = 0, ack: int = 0) -> bytes:
+    """A message outside the order of a session."""
+    return encode(Envelope(PROTOCOL, incarnation, session, 0, ack, None, body))

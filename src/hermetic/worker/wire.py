@@ -6,14 +6,14 @@ A peer without the client key gets no answer of any kind: the handshake fails be
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from hermetic.handoff.messages import MAX_MESSAGE, PROTOCOL, Key
-from hermetic.worker import messages as m
+from hermetic.handoff.messages import MAX_MESSAGE
 
 QUEUE = 100_000  # messages that wait for a slow reader at most
 
@@ -52,17 +52,30 @@ def authenticator(context: zmq.Context[Any], keys: CurveKeys) -> ThreadAuthentic
     return auth
 
 
-def serve(socket: zmq.Socket[Any], keys: CurveKeys, host: str) -> int:
-    """Bind a ROUTER to a free port of this address and to no other; returns the port."""
+def serve(socket: zmq.Socket[Any], keys: CurveKeys, host: str, port: int = 0) -> int:
+    """Bind a ROUTER to this address and to no other; port 0 takes a free one. Returns the port. Raises zmq.ZMQError."""
     _common(socket)
+    socket.router_handover = (
+        True  # a member that reconnects keeps its identity, also before the old connection is found dead
+    )
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
-    return socket.bind_to_random_port(f"tcp://{host}")
+    where = f"[{host}]" if ":" in host else host
+    if ":" in host:
+        socket.ipv6 = True
+    if not port:
+        return socket.bind_to_random_port(f"tcp://{where}")
+    socket.bind(f"tcp://{where}:{port}")
+    return port
 
 
-def dial(socket: zmq.Socket[Any], keys: CurveKeys, address: str) -> None:
-    """Connect a DEALER to a worker."""
+def dial(socket: zmq.Socket[Any], keys: CurveKeys, address: str, identity: bytes) -> None:
+    """Connect a DEALER. `identity` (see `new_identity`) names this end over reconnections."""
     _common(socket)
+    if "[" in address:
+        socket.ipv6 = True
+    socket.routing_id = identity
+    socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000  # ms
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.client_public, keys.client_secret
     socket.connect(address)
@@ -71,35 +84,23 @@ def dial(socket: zmq.Socket[Any], keys: CurveKeys, address: str) -> None:
 def _common(socket: zmq.Socket[Any]) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = QUEUE
-    socket.maxmsgsize = MAX_MESSAGE
+    # What is too long is refused, said and counted where it is decoded; what is longer still is cut off unread.
+    socket.maxmsgsize = 2 * MAX_MESSAGE
+    # A cut link is found by TCP after many minutes; these find it in seconds and reconnect.
+    socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = 2000, 8000, 10_000  # ms
 
 
 def new_incarnation() -> bytes:
     return os.urandom(8)
 
 
-class Outgoing:
-    """Numbers the envelopes of one connection."""
-
-    def __init__(self, incarnation: bytes) -> None:
-        self._incarnation, self._sequence = incarnation, 0
-
-    def wrap(self, key: Key | None, body: m.Body) -> bytes:
-        self._sequence += 1
-        return m.encode(m.Envelope(PROTOCOL, self._incarnation, self._sequence, key, body))
+def new_identity() -> bytes:
+    """For one dialling socket: never the same twice, and not what ZeroMQ makes itself (that begins with 0)."""
+    return b"h" + os.urandom(15)
 
 
-class Incoming:
-    """What has come over one connection: a repeated or older envelope, or another incarnation, is stale."""
-
-    def __init__(self) -> None:
-        self._incarnation: bytes | None = None
-        self._sequence = 0
-
-    def accept(self, envelope: m.Envelope) -> bool:
-        if self._incarnation is None:
-            self._incarnation = envelope.incarnation
-        if envelope.incarnation != self._incarnation or envelope.sequence <= self._sequence:
-            return False
-        self._sequence = envelope.sequence
-        return True
+def host_id() -> str:
+    """Which machine, process namespace and network namespace this process belongs to. Two with the same can watch each other
+    by pid, and reach each other without a network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{os.stat('/proc/self/ns/net').st_ino}"
