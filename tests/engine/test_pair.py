@@ -140,6 +140,19 @@ def test_a_page_damaged_twice_fails_that_request_and_no_other(tiny: str, pair: L
     assert pair.idle()
 
 
+def test_pages_that_decode_rejected_are_offered_to_no_later_prompt(tiny: str, pair: LabPair) -> None:
+    # Frozen by decode's rejection while prefill still holds them for another handoff with the same prefix.
+    keeper = pair.submit(prompt(70), max_tokens=2)
+    pair.drop = lambda message: message[1] == PREFILL and isinstance(message[3], h.Ack)
+    pair.run(lambda: bool(pair.answer(keeper).outputs[0]))
+    shared = pair.prefill.engine.counters.prefix_pages_shared
+    between(pair).corrupt = 1000
+    assert isinstance(pair.ask(prompt(70)).failure, Failed)
+    assert pair.prefill.engine.counters.prefix_pages_shared == shared + 4  # (70 - 1) // 16, from the keeper's
+    assert isinstance(pair.ask(prompt(70)).failure, Failed)
+    assert pair.prefill.engine.counters.prefix_pages_shared == shared + 4
+
+
 def test_a_write_that_failed_and_stopped_fails_the_request_and_leaks_nothing(
     tiny: str, pair: LabPair
 ) -> None:

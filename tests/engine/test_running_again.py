@@ -16,7 +16,18 @@ from hermetic.handoff.messages import Key
 from hermetic.worker import messages as m
 
 NEW = 40
-WHERE = [1, 2, 11, 12, 13, 16, 27, 28, 29, 39]  # outputs said before; with 20 prompt tokens 12 and 28 fill a page of 16
+WHERE = [
+    1,
+    2,
+    11,
+    12,
+    13,
+    16,
+    27,
+    28,
+    29,
+    39,
+]  # outputs said before; with 20 prompt tokens 12 and 28 fill a page of 16
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"logprobs": 1},
     "drawn": {"temperature": 1.0, "top_p": 0.9, "logprobs": 1},

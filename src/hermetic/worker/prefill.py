@@ -328,6 +328,8 @@ class PrefillWorker(Worker):
                     record.outcome = outcome
                     if not isinstance(outcome, Completed):
                         self.engine.cancel(key)
+                        if isinstance(outcome, Failed) or outcome.code == "kv_integrity":
+                            self.engine.withhold(record.pages)  # nobody is offered what failed
                     self._end(key, outcome)
                 case Forget():
                     self._forget(key, record)
