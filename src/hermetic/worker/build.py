@@ -17,6 +17,7 @@ from hermetic.model.config import ModelConfig
 from hermetic.options import OptionError, format_size
 from hermetic.transport.choose import open_transport
 from hermetic.worker.core import Parts, Send, Worker, numeric_mode
+from hermetic.worker.link import BEAT_SECONDS
 from hermetic.worker.messages import WorkerInfo
 from hermetic.worker.wire import CurveKeys, host_id, new_incarnation
 
@@ -116,6 +117,11 @@ def check_bounds(config: WorkerConfig, geometry: Geometry) -> None:
         raise OptionError(f"--landing-slots {config.slots}: a peer needs at least one")
     if config.transfer_floor < 1 or config.drain_seconds <= 0 or config.silent_seconds <= 0:
         raise OptionError("--transfer-floor, --drain-deadline and --silent-after must be more than 0")
+    if config.silent_seconds < 2 * BEAT_SECONDS:
+        raise OptionError(
+            f"--silent-after {config.silent_seconds:g} s: signs of life come every {BEAT_SECONDS:g} s; give at least "
+            f"{2 * BEAT_SECONDS:g}"
+        )
     flight = config.slots * geometry.stride
     seconds = flight / config.transfer_floor
     if 2 * seconds > config.drain_seconds:

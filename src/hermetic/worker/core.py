@@ -87,6 +87,11 @@ class Worker:
             self._cancel(key, m.Cancel("gateway_lost", f"the gateway {why}"))
 
     @property
+    def serving(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._asked)
+
+    @property
     def waiting(self) -> bool:
         """Whether something ends by itself soon (a write in flight): do not sleep for long."""
         return False

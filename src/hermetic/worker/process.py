@@ -54,6 +54,7 @@ STRANGER_SECONDS = (
 STRANGERS = 1024
 COMPLAINTS = 1000  # different complaints that are logged; every one is counted
 FORGET_SECONDS = 600.0  # a decode worker that does not answer for so long is dialled no more
+DEAF_SECONDS = 5.0  # without an answer to what is announced after which a leaving worker waits for a gateway no more
 LEAVE_SECONDS = 600.0  # a leaving worker waits so long for its requests to end
 
 Report = Callable[[dict[str, Any]], None]
@@ -110,7 +111,7 @@ class WorkerProcess:
         self._stop = False
         self._kept = clock()
         self._leaving: float | None = None  # since when
-        self._registered: set[zmq.Socket[Any]] = set()
+        self._registered: dict[zmq.Socket[Any], float] = {}  # gateways that know us, and when they last said so
         self._beat, self._look, self._repeat = Every(BEAT_SECONDS), Every(LOOK_SECONDS), Every(LINKS_SECONDS)
 
     def run(self) -> None:
@@ -164,7 +165,15 @@ class WorkerProcess:
                     socket.send(m.datagram(self.worker.info.incarnation, body), zmq.NOBLOCK)
         if self._look.due(now):
             self._look_at_lines(now)
-        if self._leaving is not None and now - self._leaving > LEAVE_SECONDS:
+        if self._leaving is not None:
+            self._go_if_free(now, self._leaving)
+
+    def _go_if_free(self, now: float, since: float) -> None:
+        """Gateways say when we may go; one that says nothing any more is not waited for once its requests have ended."""
+        for socket, heard in list(self._registered.items()):
+            if now - heard > DEAF_SECONDS and not self.worker.serving:
+                self._left(socket)
+        if now - since > LEAVE_SECONDS:
             self._log.warning("requests did not end within %.0f s; leaving all the same", LEAVE_SECONDS)
             self._stop = True
 
@@ -270,10 +279,10 @@ class WorkerProcess:
         match envelope.body:
             case m.Registered():
                 if socket not in self._registered:
-                    self._registered.add(socket)
                     self._log.info("registered with a gateway")
+                self._registered[socket] = self._clock()
             case m.Rejected(reason=reason):
-                self._registered.discard(socket)
+                self._registered.pop(socket, None)
                 text = f"a gateway does not take this worker: {reason}"
                 if text not in self._complained:
                     self._complained.add(text)
@@ -288,7 +297,7 @@ class WorkerProcess:
 
     def _left(self, socket: zmq.Socket[Any]) -> None:
         """This gateway has nothing of ours any more; when none has, this process may end."""
-        self._registered.discard(socket)
+        self._registered.pop(socket, None)
         self._stop = not self._registered
 
     # ------------------------------------------------------------------ sessions
