@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
 
-.PHONY: install serve test lint clean
+.PHONY: install serve test soak lint clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +26,10 @@ lint: install
 
 test: install lint
 	GOMP_SPINCOUNT=1000 $(BIN)/pytest $(ARGS)
+
+# What takes too long for every change: drills at every point there is, everything wrong at once.
+soak: install
+	GOMP_SPINCOUNT=1000 $(BIN)/pytest -m soak $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -146,6 +146,22 @@ async def test_a_half_that_reports_a_loss_or_a_broken_transfer_makes_the_request
         assert w.cluster.runs.retries[told] == 1
 
 
+async def test_a_worker_that_refuses_with_each_of_its_peers_does_not_use_up_a_requests_chances() -> None:
+    """It came back, has not paired again yet, and is the one with the least to do."""
+    async with world(max_reruns=2) as w:
+        await w.pair(2, 2)
+        w.cluster.drain("prefill-0")
+        other, _ = await started(w, 1, 0)  # so that prefill-1 is busier
+        w.cluster.undrain("prefill-0")
+        back = w.workers["prefill-0"]
+        back.refuses = HalfRefused("no_pair", "prefill-0 is not paired with it")
+        stream = await w.cluster.generate(ask())
+        await w.until(lambda: w.cluster.runs.reruns == 2, "the third attempt")
+        assert len(back.history) == 2
+        let_go(w)
+        assert await read(stream) == await read(other) == expected()
+
+
 async def test_a_pair_that_is_alone_gets_another_chance_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

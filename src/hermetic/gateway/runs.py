@@ -94,6 +94,7 @@ class Run:
     wanted: set[int]  # choices whose end is not known yet
     attempts: int = 0
     reruns: Counter[int] = field(default_factory=Counter)  # by choice
+    failed: set[Halves] = field(default_factory=set)  # pairs that it failed on: others first
     live: dict[Key, Attempt] = field(default_factory=dict)
     queue: asyncio.Queue[Token | Finish | Refused | Failed] = field(default_factory=asyncio.Queue)
     over: bool = False
@@ -238,7 +239,8 @@ class Runs:
         `former` is where the last one failed: it is taken if there is no other, also if it takes nothing new."""
         request = run.request
         need = Need(len(request.tokens) + request.params.max_tokens, n)
-        halves = choose(self._remotes.values(), need, () if former is None else (former,))
+        avoid = run.failed if former is None else run.failed | {former}
+        halves = choose(self._remotes.values(), need, avoid)
         if halves is None and former is not None and stands(former):
             halves = former
         if halves is None:
@@ -336,9 +338,11 @@ class Runs:
         for choice in choices:
             run.reruns[choice] += 1
         self.retries[cause.code] += 1
-        # A pair that just failed gets a moment; another one does not need it.
-        alone = standing(self._remotes.values()) == [halves]
-        if alone:
+        # Pairs that just failed get a moment; one that did not fail does not need it. All of them are kept in mind: a
+        # worker that comes back may refuse with both of its peers, faster than it pairs with either.
+        run.failed.add(halves)
+        there = standing(self._remotes.values())
+        if there and run.failed.issuperset(there):
             self._later(run, RERUN_WAIT * 2 ** (tries - 1), self._rerun, run, choices, cause, halves)
         else:
             self._rerun(run, choices, cause, halves)

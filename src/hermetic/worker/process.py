@@ -54,7 +54,9 @@ STRANGER_SECONDS = (
 STRANGERS = 1024
 COMPLAINTS = 1000  # different complaints that are logged; every one is counted
 FORGET_SECONDS = 600.0  # a decode worker that does not answer for so long is dialled no more
-DEAF_SECONDS = 5.0  # without an answer to what is announced after which a leaving worker waits for a gateway no more
+DEAF_SECONDS = (
+    5.0  # without an answer to what is announced after which a leaving worker waits for a gateway no more
+)
 LEAVE_SECONDS = 600.0  # a leaving worker waits so long for its requests to end
 
 Report = Callable[[dict[str, Any]], None]
@@ -111,7 +113,9 @@ class WorkerProcess:
         self._stop = False
         self._kept = clock()
         self._leaving: float | None = None  # since when
-        self._registered: dict[zmq.Socket[Any], float] = {}  # gateways that know us, and when they last said so
+        self._registered: dict[
+            zmq.Socket[Any], float
+        ] = {}  # gateways that know us, and when they last said so
         self._beat, self._look, self._repeat = Every(BEAT_SECONDS), Every(LOOK_SECONDS), Every(LINKS_SECONDS)
 
     def run(self) -> None:
