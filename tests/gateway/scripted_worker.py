@@ -52,7 +52,7 @@ def answer(prompt: Sequence[int], count: int, seed: int) -> list[int]:
 def info(name: str, role: str, **changes: Any) -> m.WorkerInfo:
     values: dict[str, Any] = {
         "worker": name, "role": role, "incarnation": wire.new_incarnation(), "pid": 4242, "host": "test",
-        "address": "", "transport": "shm", "slots": 64, "model": "m" * 32, "numeric": "bf16", "position": "rope",
+        "address": "", "transport": "shm", "source": "", "slots": 64, "model": "m" * 32, "numeric": "bf16", "position": "rope",
         "geometry": GEOMETRY, "key_id": "k" * 16, "pages": 16, "page_size": 16, "max_tokens": 256, "window": 8192,
         "vocab": VOCAB, "max_batch": 8, "verify": "landing", "eos": (EOS,),
     }  # fmt: skip

@@ -20,7 +20,7 @@ from hermetic.worker import messages as m
 KEY = Key(b"k" * 16, 1)
 INFO = m.WorkerInfo(
     worker="prefill-0", role="prefill", incarnation=b"i" * 8, pid=1, host="h", address="tcp://127.0.0.1:1",
-    transport="shm", slots=0, model="m", numeric="n", position="p", geometry=Geometry.attention(16, 2, 2, 8, "bf16"),
+    transport="shm", source="127.0.0.1", slots=0, model="m", numeric="n", position="p", geometry=Geometry.attention(16, 2, 2, 8, "bf16"),
     key_id="k", pages=4, page_size=16, max_tokens=64, window=64, vocab=512, max_batch=8, verify="landing", eos=(0,),
 )  # fmt: skip
 BODIES: tuple[m.Body, ...] = (

@@ -194,6 +194,7 @@ def build(
         pid=os.getpid(),
         host=host_id(),
         address=address,
+        source="" if config.advertise else config.host,
         transport=config.transport if config.role != "unified" else "",
         slots=config.slots if config.role == "decode" else 0,
         model=decoder.fingerprint,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -150,10 +149,9 @@ class DecodeWorker(Worker):
                 self._perform(key, record, record.machine.nudge())
 
     def _new_receiver(self, info: m.WorkerInfo) -> Receiver:
-        # A peer on this host is known by its process, one elsewhere by the address at which it can be dialled.
+        # A peer on this host is known by its process, one elsewhere by the address that it says its data comes from.
         pid = info.pid if info.host == host_id() else None
-        where = urlsplit(info.address).hostname
-        receiver = self._transport.receiver(self._slot_count, info.geometry.stride, pid, where)
+        receiver = self._transport.receiver(self._slot_count, info.geometry.stride, pid, info.source or None)
         self._segments += 1
         return receiver
 

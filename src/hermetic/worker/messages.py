@@ -23,6 +23,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     pid: int
     host: str  # which machine and process namespace `pid` belongs to
     address: str  # where its control port can be dialled, tcp://HOST:PORT
+    source: str  # the address that its data comes from; "" when that is not known (it is dialled at another)
     transport: str  # shm | mooncake | nixl
     slots: int  # landing slots that a decode worker offers to each peer
     model: str  # fingerprint
