@@ -28,7 +28,7 @@ from hermetic.options import (
     ServeOptions,
     format_size,
 )
-from hermetic.worker.build import WorkerConfig, sizes
+from hermetic.worker.build import WorkerConfig, check_numbers, sizes
 from hermetic.worker.wire import CurveKeys
 
 WORKER_HOST = "127.0.0.1"  # workers of one `serve` talk over loopback
@@ -134,6 +134,8 @@ async def deployment(
     keys, secret = CurveKeys.make(), Secret.random()
     source = locate(options.model)
     configs = worker_configs(options, keys, secret)
+    for config in configs:
+        check_numbers(config)  # what needs no model to be seen is said at once
     model = await in_thread(read_config, source)
     for config in configs:  # refuse before anything is started
         sizes(config, model)

@@ -138,6 +138,7 @@ def metric(url: str, name: str) -> float:
     return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)), 0.0)
 
 
+@pytest.mark.soak  # test_kills.py kills every kind of worker, of the same command
 def test_a_killed_worker_of_serve_comes_back_and_the_stream_goes_on(command: Start) -> None:
     serve = command(
         "serve", "--port", "0", "--model", "./tiny", "--prefill-kv", "4MiB", "--decode-kv", "4MiB", "--threads", "1",

@@ -11,7 +11,7 @@ from hermetic.lab.apart import Apart, start_apart
 from hermetic.lab.hosts import missing_right
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     if (why := missing_right()) is not None:
         pytest.skip(why)

@@ -14,7 +14,7 @@ from hermetic.options import ServeOptions
 VOCAB, OUTPUT, REQUESTS = 512, 24, 200
 
 
-@pytest.mark.parametrize("policy", ["drain", "cancel"])
+@pytest.mark.parametrize("policy", ["drain", pytest.param("cancel", marks=pytest.mark.soak)])
 async def test_of_two_hundred_requests_seventy_in_a_hundred_leave_and_the_others_get_every_token(
     tmp_path: Path, policy: str
 ) -> None:

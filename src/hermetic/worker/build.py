@@ -66,8 +66,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 def sizes(config: WorkerConfig, model: ModelConfig) -> Sizes:
     """Measure the pool against what was asked. Raises OptionError with both numbers and what would fit."""
-    if config.page_size < 1 or config.page_size > 512:
-        raise OptionError(f"--page-size {config.page_size}: a page holds 1 to 512 tokens")
+    check_numbers(config)
     dtype = "f32" if config.dtype == "float32" else "bf16"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.kv_bytes > memory:
@@ -109,10 +108,10 @@ def sizes(config: WorkerConfig, model: ModelConfig) -> Sizes:
     return Sizes(geometry, pages, window)
 
 
-def check_bounds(config: WorkerConfig, geometry: Geometry) -> None:
-    """Everything that one peer can have in flight must arrive well within the drain deadline, or slow would look like lost.
-
-    Raises OptionError with the numbers and what would do."""
+def check_numbers(config: WorkerConfig) -> None:
+    """What is wrong whatever the model is. Raises OptionError."""
+    if config.page_size < 1 or config.page_size > 512:
+        raise OptionError(f"--page-size {config.page_size}: a page holds 1 to 512 tokens")
     if config.slots < 1:
         raise OptionError(f"--landing-slots {config.slots}: a peer needs at least one")
     if config.transfer_floor < 1 or config.drain_seconds <= 0 or config.silent_seconds <= 0:
@@ -122,6 +121,12 @@ def check_bounds(config: WorkerConfig, geometry: Geometry) -> None:
             f"--silent-after {config.silent_seconds:g} s: signs of life come every {BEAT_SECONDS:g} s; give at least "
             f"{2 * BEAT_SECONDS:g}"
         )
+
+
+def check_bounds(config: WorkerConfig, geometry: Geometry) -> None:
+    """Everything that one peer can have in flight must arrive well within the drain deadline, or slow would look like lost.
+
+    Raises OptionError with the numbers and what would do."""
     flight = config.slots * geometry.stride
     seconds = flight / config.transfer_floor
     if 2 * seconds > config.drain_seconds:
