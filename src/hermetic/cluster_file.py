@@ -78,6 +78,7 @@ class WorkerTable:
     role: str
     listen: Address  # the control port's; port 0 takes a free one
     advertise: str | None
+    source: str | None  # where its data come from, when that is another address; "any": not known
     kv: int  # bytes
     threads: int | None
     max_batch: int
@@ -141,6 +142,8 @@ def load(path: Path) -> ClusterFile:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise OptionError(_syntax(path, text, error)) from error
+    except ValueError as error:  # tomllib lets through what Python says of a number of thousands of digits
+        raise OptionError(f"the cluster file {path} holds a value that cannot be read: {error}") from error
     except RecursionError:
         raise OptionError(f"the cluster file {path} is nested too deep to be one") from None
     return _cluster(path, _Table(path, index, (), document))
@@ -314,7 +317,11 @@ def _cluster(path: Path, top: _Table) -> ClusterFile:
         raise top.fail('there is no [gateway]; it needs at least control = "HOST:PORT"')
 
     def beside(value: object) -> Path:
-        return path.parent / Path(_text(value)).expanduser()
+        text = _text(value)
+        try:
+            return path.parent / Path(text).expanduser()
+        except RuntimeError:  # ~somebody who is not known here
+            raise _Wrong(f"is {_shown(text)}; there is no such user") from None
 
     def model(value: object) -> str:
         """A name, or a path; one that begins with a dot is relative to the file, like every path in it."""
@@ -365,13 +372,14 @@ def _worker(name: str, table: _Table) -> WorkerTable:
             f"a worker cannot be called {name!r}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ - and starts with a "
             "letter or digit, and `gateway` is taken"
         )
-    table.known("role", "listen", "advertise", "kv", "threads", "max_batch", "chunk", "slots")
+    table.known("role", "listen", "advertise", "source", "kv", "threads", "max_batch", "chunk", "slots")
     role = table.need("role", _one_of(ROLES), '"decode"')
     return WorkerTable(
         name=name,
         role=role,
         listen=table.need("listen", _address(0), '"10.0.0.2:7001"'),
         advertise=table.get("advertise", host, None),
+        source=table.get("source", host, None),
         kv=table.get("kv", _bytes, _DEFAULT.prefill_kv if role == "prefill" else _DEFAULT.decode_kv),
         threads=table.get("threads", _count(1, 4096), None),
         max_batch=table.get("max_batch", _count(1, 4096), _DEFAULT.max_batch),

@@ -130,7 +130,7 @@ def load(path: Path) -> ClusterKeys:
     try:
         # tomllib's message may quote what it stumbled over, which can be a key: only the place is passed on.
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         place = str(error).rpartition("(")[2].rstrip(")")
         raise wrong(f"is not whole: it cannot be read as TOML ({place})") from None
     if missing := [name for name in _FIELDS if name not in values]:
@@ -157,10 +157,11 @@ def _read(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise OptionError(f"cannot read the key file {path}: {reason}") from None
+    status = os.fstat(number)  # of what was opened, not of what stands at the path now
+    if not stat.S_ISREG(status.st_mode):
+        os.close(number)
+        raise OptionError(f"the key file {path} is not a file; {_HOW}")
     with os.fdopen(number, "rb") as file:
-        status = os.fstat(number)  # of what was opened, not of what stands at the path now
-        if not stat.S_ISREG(status.st_mode):
-            raise OptionError(f"the key file {path} is not a file; {_HOW}")
         if status.st_mode & 0o077:
             raise OptionError(
                 f"the key file {path} has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can use it, and "

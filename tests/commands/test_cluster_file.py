@@ -132,6 +132,7 @@ WRONG = [
     ('dtype = "bf16"', 'dtype = "fp8"', 2, "bf16, float32"),
     ("page_size = 16", "page_size = 0", 3, "from 1 to 512"),
     ("page_size = 16", "page_size = true", 3, "whole number"),
+    ('"cluster.keys"', '"~nobody-of-this-name/x"', 6, "no such user"),
     ("page_size = 16", 'page_size = "16"', 3, "whole number"),
     ('"landing"', '"never"', 4, "tags, landing, read"),
     ('"landing"', "true", 4, "tags, landing, read"),
@@ -231,6 +232,9 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot read"):
         load(tmp_path)
     (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000 + "]" * 100_000)
+    (tmp_path / "long.toml").write_text("page_size = " + 5000 * "9")
+    with pytest.raises(OptionError, match="cannot be read"):
+        load(tmp_path / "long.toml")
     with pytest.raises(OptionError, match="nested too deep"):
         load(tmp_path / "deep.toml")
     (tmp_path / "huge.toml").write_bytes(b"#" * 2**21)

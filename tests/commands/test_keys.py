@@ -171,6 +171,12 @@ def test_a_pipe_in_the_place_of_the_file_holds_nobody_up(path: Path) -> None:
         keys.load(path)
 
 
+def test_a_folder_in_the_place_of_the_file_is_refused(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    with pytest.raises(OptionError, match="not a file"):
+        keys.load(path)
+
+
 def test_a_file_that_is_not_there_says_how_to_make_one(path: Path) -> None:
     with pytest.raises(OptionError, match=f"{path} is not there.*hermetic keygen"):
         keys.load(path)
@@ -206,6 +212,8 @@ OTHER = zmq.curve_keypair()[0].decode()
         (lambda text: text + "\nsurprise = 1\n", "values that do not belong there"),
         (lambda text: text + "\nserver_public = 1\n", "cannot be read as TOML"),
         (lambda _: "", "has no server_public"),
+        (lambda _: "a=" + 4000 * "[", "cannot be read as TOML"),
+        (lambda _: "a=" + 4000 * "9" + 900 * "9", "more than 4096 bytes"),
         (lambda text: text + "#" * 5000, "more than 4096 bytes"),
         (lambda text: text + "# schlüssel", "not ASCII"),
     ],

@@ -12,7 +12,7 @@ from scripted_worker import ask, read, world
 from hermetic.gateway.backend import Failed, Refused
 from hermetic.gateway.cluster import Cluster
 from hermetic.gateway.options import ClusterOptions
-from hermetic.gateway.switch import Switch
+from hermetic.gateway.switch import Disabled, Switch
 from hermetic.handoff.outcome import Aborted
 from hermetic.handoff.outcome import Failed as HalfFailed
 from hermetic.options import OptionError
@@ -88,6 +88,29 @@ def test_a_state_file_that_cannot_be_read_keeps_the_gateway_from_starting(
         switch(state_file=str(tmp_path))
     with pytest.raises(OptionError, match="no directory"):
         switch(state_file=str(tmp_path / "nowhere" / "state"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_what_is_no_state_file_holds_nobody_up(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "state"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(OptionError, match="not a file"):
+        switch(state_file=str(path))
+
+
+def test_a_pipe_where_the_new_state_goes_holds_nobody_up(tmp_path: Path) -> None:
+    one = switch(state_file=str(tmp_path / "state"))
+    os.mkfifo(tmp_path / "state.new")
+    warning = one.disable("an incident", "alice")
+    assert warning is not None
+    assert "a restart would enable the model" in warning
+
+
+def test_a_reason_that_would_draw_on_the_terminal_is_shown_without_that(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    state = '{"version": 1, "disabled": {"reason": "a\\u001b[2Jb\\nc", "by": "x", "at": 1}}'
+    path.write_text(state)
+    assert switch(state_file=str(path)).disabled == Disabled("a [2Jb c", "x", 1)
 
 
 def test_what_cannot_be_written_still_disables_and_does_not_enable(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def doubtful(batch: int) -> Fire:
 grant, late, ack = get(m.Grant(40, 3)), get(m.Abort("deadline", "too late")), get(m.Ack())
 resend = get(m.Resend(1, (9, 4)))
 
+GONE: list[Action] = [CloseLeases(), Send(m.Drained()), Forget()]
+
+
+def not_sent(page: int) -> list[Action]:
+    """Decode wants a page again that was never announced."""
+    text = f"decode asks again for page {page}, which was not sent"
+    return [Send(m.Abort("kv_integrity", text)), Report(Failed("kv_integrity", text))]
+
+
 EVENTS: dict[str, Fire] = {
     "submitted": submit,
     "started": start,
@@ -189,13 +198,16 @@ ROWS: dict[tuple[State, str], list[Case]] = {
     ],
     (State.SENDING, "Resend"): [
         Case(all_sent, resend, [Write(2, ((1, SlotUse(9, 4)),))], State.SENDING),
-        Case(writing, resend, [], State.SENDING),
+        Case(writing, get(m.Resend(0, (9, 4))), [], State.SENDING),
+        Case(writing, resend, [StopComputing(), *not_sent(1)], State.DRAINING),
+        Case(all_sent, get(m.Resend(7, (9, 4))), [StopComputing(), *not_sent(7), *GONE], State.ENDED),
     ],
     (State.COMPLETE, "Resend"): [
         Case(complete, resend, [Write(2, ((1, SlotUse(9, 4)),))], State.COMPLETE),
         Case(again, resend, [], State.COMPLETE),
         Case(after(again, ok(2)), resend, [Send(m.Landed(2, ((1, 9, 4),)))], State.COMPLETE),
-        Case(complete, get(m.Resend(7, (9, 4))), [], State.COMPLETE),
+        Case(complete, get(m.Resend(7, (9, 4))), [*not_sent(7), *GONE], State.ENDED),
+        Case(again, get(m.Resend(7, (8, 1))), not_sent(7), State.DRAINING),
     ],
     (State.SENDING, "wrote"): [
         Case(writing, ok(1), [Send(m.Landed(1, ((0, 5, 1),)))], State.SENDING),

@@ -152,6 +152,7 @@ def test_a_peer_without_the_clusters_key_gets_no_answer_at_all(
     context.destroy(linger=0)
     after = gateway.stats()
     assert {k: after[k] for k in MOVING if k in after} == {k: before[k] for k in MOVING if k in before}
+    assert after["peers_refused"] > before["peers_refused"]
 
 
 # ------------------------------------------------------------------------------------------- what is no message

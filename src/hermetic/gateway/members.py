@@ -65,6 +65,7 @@ class MemberCounters:
 
     messages_stale: int = 0
     messages_rejected: int = 0
+    peers_refused: int = 0  # connections without the cluster's keys
     registrations_rejected: int = 0  # once for each (incarnation, reason)
     messages_resent: int = 0  # of links that are over
 
@@ -105,6 +106,7 @@ class Members:
             router.close(linger=0)
             raise
         self._router = router
+        self._spawn(self._strangers(wire.strangers(router)))  # type: ignore[arg-type]
         self._spawn(self._door(router))
         self._spawn(self._watch())
         return f"tcp://[{host}]:{bound}" if ":" in host else f"tcp://{host}:{bound}"
@@ -128,6 +130,16 @@ class Members:
             log.critical("a part of the gateway has stopped working", exc_info=error)
 
     # ------------------------------------------------------------------- registration
+
+    async def _strangers(self, refused: zmq.asyncio.Socket) -> None:
+        """Count connections that had not the cluster's keys. Nothing is known of them, not even where they came from."""
+        while True:
+            await refused.recv_multipart()
+            self.counters.peers_refused += 1
+            if self._once("strangers"):
+                log.warning(
+                    "a connection to the control port without this cluster's keys was refused (said once)"
+                )
 
     async def _door(self, router: zmq.asyncio.Socket) -> None:
         """Answer whoever registers. Only members of the cluster get this far: others fail at the key."""
@@ -435,6 +447,7 @@ class Members:
         return {
             **{f"workers_{state}": float(states.count(state)) for state in STATES},
             "workers_alive": float(sum(r.reachable and not r.ended for r in self.remotes.values())),
+            "peers_refused": self.counters.peers_refused,
             "registrations_rejected": self.counters.registrations_rejected,
             "messages_rejected": self.counters.messages_rejected,
             "messages_stale": self.counters.messages_stale + sum(link.stale for link in live),

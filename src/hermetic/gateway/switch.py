@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ log = logging.getLogger("hermetic.gateway")
 
 VERSION = 1
 MAX_REASON = 500  # characters
+_LARGEST = 1 << 16  # bytes of a state file
 
 
 class Disabled(msgspec.Struct, frozen=True):
@@ -116,7 +118,7 @@ class Switch:
         if self._path is None:
             return None
         try:
-            state = msgspec.json.decode(self._path.read_bytes(), type=_State)
+            state = msgspec.json.decode(_read(self._path), type=_State)
         except FileNotFoundError:
             if not self._path.parent.is_dir():
                 raise OptionError(
@@ -133,7 +135,10 @@ class Switch:
                 f"the state file {self._path} has version {state.version}, and {VERSION} is known here. Remove it to "
                 "start with the model enabled"
             )
-        return state.disabled
+        if state.disabled is None:
+            return None
+        reason = "".join(c if c.isprintable() else " " for c in state.disabled.reason[:MAX_REASON])
+        return Disabled(reason, state.disabled.by, state.disabled.at)
 
     def _save(self) -> None:
         """The new file is whole on the disk before it takes the old one's name."""
@@ -141,7 +146,9 @@ class Switch:
             return
         new = self._path.with_name(self._path.name + ".new")
         raw = msgspec.json.encode(_State(VERSION, self.disabled))
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        # Not blocking: a pipe in its place must not hold the gateway up.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(new, flags, 0o600)
         with contextlib.closing(os.fdopen(handle, "wb")) as file:
             file.write(raw)
             file.flush()
@@ -152,3 +159,17 @@ class Switch:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _read(path: Path) -> bytes:
+    """A state file's bytes. Raises OSError, also for what is no file or far too large to be one."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError("it is not a file")
+        raw = os.read(number, _LARGEST + 1)
+    finally:
+        os.close(number)
+    if len(raw) > _LARGEST:
+        raise OSError(f"it has more than {_LARGEST} bytes")
+    return raw

@@ -63,8 +63,8 @@ TABLE = {
     **rows([_S.SENDING], "pages_ready", _S.SENDING),
     **rows([_S.SENDING], "computed", _S.SENDING, _S.COMPLETE),
     **rows([_S.SENDING], "Credit", _S.SENDING),
-    **rows([_S.SENDING], "Resend", _S.SENDING),
-    **rows([_S.COMPLETE], "Resend", _S.COMPLETE),
+    **rows([_S.SENDING], "Resend", _S.SENDING, *_OVER),
+    **rows([_S.COMPLETE], "Resend", _S.COMPLETE, *_OVER),
     **rows([_S.SENDING], "wrote", _S.SENDING, _S.COMPLETE, *_OVER, _S.STUCK),
     **rows([_S.COMPLETE], "wrote", _S.COMPLETE, *_OVER, _S.STUCK),
     **rows([_S.COMPLETE], "Ack", _S.COMPLETE, _S.ENDED),
@@ -247,7 +247,12 @@ class PrefillHandoff(Machine[State]):
             self.stale += not again
             return list(again)
         if page not in self._landed:
-            return self._ignored()
+            if any(page == p for pages in self._in_flight.values() for p, _ in pages):
+                return self._ignored()  # it is on its way
+            # Nothing said that it is there: waiting for it, each half would wait for ever.
+            text = f"decode asks again for page {page}, which was not sent"
+            cause = Failed("kv_integrity", text)
+            return [*self._stop(), Send(Abort(cause.code, cause.reason)), *self._end(cause)]
         self._landed.discard(page)
         self._resent.add(where)
         self._again.append((page, where))

@@ -21,6 +21,7 @@ from hermetic.worker.link import BEAT_SECONDS
 from hermetic.worker.messages import WorkerInfo
 from hermetic.worker.wire import CurveKeys, host_id, new_incarnation
 
+MOST_SECONDS = 86_400.0
 VERIFY = ("tags", "landing", "read")
 Progress = Callable[[float, str], None]
 
@@ -49,6 +50,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         str, ...
     ] = ()  # where this worker announces itself: tcp://HOST:PORT of their control ports
     transport: str = "shm"
+    source: str = ""  # where this worker's data come from, when it is not `advertise` or `host`; "any" if that is not known
     slots: int = 64  # landing slots for each peer
     drain_seconds: float = 30.0  # how long decode waits for *drained* before it fences or quarantines
     silent_seconds: float = 30.0  # without a sign of life after which the other end is taken for lost
@@ -116,6 +118,8 @@ def check_numbers(config: WorkerConfig) -> None:
         raise OptionError(f"--landing-slots {config.slots}: a peer needs at least one")
     if config.transfer_floor < 1 or config.drain_seconds <= 0 or config.silent_seconds <= 0:
         raise OptionError("--transfer-floor, --drain-deadline and --silent-after must be more than 0")
+    if max(config.silent_seconds, config.drain_seconds) > MOST_SECONDS:
+        raise OptionError(f"--silent-after and --drain-deadline are at most {MOST_SECONDS:g} s, a day")
     if config.silent_seconds < 2 * BEAT_SECONDS:
         raise OptionError(
             f"--silent-after {config.silent_seconds:g} s: signs of life come every {BEAT_SECONDS:g} s; give at least "
@@ -199,7 +203,7 @@ def build(
         pid=os.getpid(),
         host=host_id(),
         address=address,
-        source="" if config.advertise else config.host,
+        source="" if config.source == "any" else config.source or config.advertise or config.host,
         transport=config.transport if config.role != "unified" else "",
         slots=config.slots if config.role == "decode" else 0,
         model=decoder.fingerprint,

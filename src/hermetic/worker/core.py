@@ -32,6 +32,7 @@ class WorkerCounters:
     """What came in and could not be used, and how work ended."""
 
     messages_rejected: int = 0  # not decodable, of another version or from nobody we know
+    peers_refused: int = 0  # connections without the cluster's keys
     messages_stale: int = 0  # for a session, ticket, attempt or slot use that is over, or said before
     messages_resent: int = 0  # said again because no acknowledgement came
     peers_lost: int = 0  # workers or gateways that ended or fell silent

@@ -53,10 +53,9 @@ STRANGER_SECONDS = (
 )
 STRANGERS = 1024
 COMPLAINTS = 1000  # different complaints that are logged; every one is counted
+UNHEARD_SECONDS = 10.0  # without an answer of any gateway after which a new worker says so
 FORGET_SECONDS = 600.0  # a decode worker that does not answer for so long is dialled no more
-DEAF_SECONDS = (
-    5.0  # without an answer to what is announced after which a leaving worker waits for a gateway no more
-)
+DEAF_SECONDS = 5.0  # without an answer after which a leaving worker waits for a gateway no more
 LEAVE_SECONDS = 600.0  # a leaving worker waits so long for its requests to end
 
 Report = Callable[[dict[str, Any]], None]
@@ -99,6 +98,7 @@ class WorkerProcess:
         self._router = self._context.socket(zmq.ROUTER)
         # Before anything slow: a port that cannot be had is said at once.
         self._port = wire.serve(self._router, config.keys, config.host, config.port)
+        self._strangers_at_the_door = wire.strangers(self._router)
         host = config.advertise or config.host
         address = f"tcp://[{host}]:{self._port}" if ":" in host else f"tcp://{host}:{self._port}"
         self.worker: Worker = build(
@@ -106,12 +106,13 @@ class WorkerProcess:
         )
         self._announcers = [self._announcer(gateway) for gateway in config.gateways]
         self._poller = zmq.Poller()
-        for socket in (self._router, *self._announcers):
+        for socket in (self._router, self._strangers_at_the_door, *self._announcers):
             self._poller.register(socket, zmq.POLLIN)
         if config.supervised:
             self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._stop = False
-        self._kept = clock()
+        self._kept = self._since = clock()
+        self._heard_of = not config.gateways  # a gateway has answered, or it was said that none does
         self._leaving: float | None = None  # since when
         self._registered: dict[
             zmq.Socket[Any], float
@@ -169,6 +170,10 @@ class WorkerProcess:
                     socket.send(m.datagram(self.worker.info.incarnation, body), zmq.NOBLOCK)
         if self._look.due(now):
             self._look_at_lines(now)
+        if not self._heard_of and now - self._since > UNHEARD_SECONDS:
+            self._heard_of = True
+            where = ", ".join(self._config.gateways)
+            self._log.warning("no gateway answers at %s: does it run, and with the same key file?", where)
         if self._leaving is not None:
             self._go_if_free(now, self._leaving)
 
@@ -204,6 +209,14 @@ class WorkerProcess:
                     break
                 read += 1
                 self._take(connection, raw)
+        while self._strangers_at_the_door in ready:
+            try:
+                self._strangers_at_the_door.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self.worker.counters.peers_refused += 1
+            if self.worker.counters.peers_refused == 1:
+                self._log.warning("a connection without this cluster's keys was refused (said once)")
         for socket in self._announcers:
             while socket in ready:
                 try:
@@ -280,6 +293,7 @@ class WorkerProcess:
         except m.ProtocolError as error:
             self._complain(str(error))
             return
+        self._heard_of = True
         match envelope.body:
             case m.Registered():
                 if socket not in self._registered:

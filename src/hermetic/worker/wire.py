@@ -1,6 +1,8 @@
 """Bytes between processes: ZeroMQ with CURVE keys, one server key for the cluster, one client key for its members.
 
-A peer without the client key gets no answer of any kind: the handshake fails before a message is read.
+A peer without the cluster's keys gets nothing of ours: the handshake fails before a message is read, and is counted. (ZeroMQ
+itself greets every connection with ten bytes that say ZMTP, and tells a peer that has the server's public key and a
+wrong key of its own that it is refused.)
 """
 
 from __future__ import annotations
@@ -79,6 +81,18 @@ def dial(socket: zmq.Socket[Any], keys: CurveKeys, address: str, identity: bytes
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.client_public, keys.client_secret
     socket.connect(address)
+
+
+FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+def strangers(socket: zmq.Socket[Any]) -> zmq.Socket[Any]:
+    """A socket that gets one message for every connection to `socket` that had not the cluster's keys."""
+    return socket.get_monitor_socket(FAILED_HANDSHAKES)
 
 
 def _common(socket: zmq.Socket[Any]) -> None:
