@@ -554,13 +554,29 @@ def test_what_decode_says_out_of_turn_is_counted_and_changes_nothing(
         decode.send(early, body)  # before its grant
     decode.send(early, h.Grant(70, 5))
     decode.hear(h.Started, early)
-    for body in (h.Credit(7, ((0, 1),)), h.Resend(3, (0, 1)), h.Resend(-1, (0, 1)), h.Ack(), h.Grant(70, 5)):
+    for body in (h.Credit(7, ((0, 1),)), h.Ack(), h.Grant(70, 5)):
         decode.send(early, body)
-    wait_for(gateway, "messages_stale", before + 11)
+    wait_for(gateway, "messages_stale", before + 9)
     decode.send(early, h.Credit(0, tuple((slot, 1) for slot in range(5))))
     decode.hear(h.Complete, early)
     decode.send(early, h.Ack())
     gateway.hear(m.Ended, early)
+
+
+@pytest.mark.parametrize("page", [3, -1, 99])
+def test_a_decode_that_wants_a_page_again_that_was_never_sent_ends_that_handoff(
+    fake: tuple[Dialler, FakeDecode], page: int
+) -> None:
+    gateway, decode = fake
+    key = fresh_key()
+    gateway.send(key, submit(70, 8, "fake-decode"))
+    decode.send(key, h.Grant(70, 5))
+    decode.hear(h.Started, key)
+    decode.send(key, h.Resend(page, (0, 1)))
+    decode.hear(h.Drained, key)
+    outcome = gateway.hear(m.Ended, key).outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "kv_integrity"
 
 
 def test_an_abort_of_an_unknown_ticket_is_answered_by_drained_and_nothing_starts_under_it_any_more(
