@@ -63,6 +63,9 @@ def drain(url: str, key: str | None, worker: str, undo: bool, wait: bool) -> int
             if now["state"] == "gone":
                 print(f"{worker} is gone: nothing is left on it")
                 return 0
+            if now["state"] == "unreachable" and not now["open"]:
+                print(f"{worker} is unreachable ({now['reason']}), and this gateway has nothing on it")
+                return 0
             if now["state"] not in ("draining", "drained", "unreachable"):
                 raise OperateError(f"{worker} is {now['state']}: somebody took the drain back", 1)
             state = now["state"]

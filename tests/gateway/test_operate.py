@@ -98,10 +98,11 @@ def test_a_drain_waits_until_nothing_is_left(
     url: str, backend: ScriptedBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operate, "POLL", 0.01)
-    states = ["draining", "draining", "unreachable", "drained"]
+    left, states = 3, ["draining", "draining", "unreachable", "drained"]
 
     async def status() -> Mapping[str, object]:
-        return {"gateway": {}, "workers": [{"id": "decode-0", "state": states.pop(0), "reason": ""}]}
+        one = {"id": "decode-0", "state": states.pop(0), "reason": "silent", "open": left}
+        return {"gateway": {}, "workers": [one]}
 
     monkeypatch.setattr(backend, "status", status)
     assert operate.drain(url, None, "decode-0", undo=False, wait=True) == 0
@@ -111,6 +112,10 @@ def test_a_drain_waits_until_nothing_is_left(
     assert "took the drain back" in capsys.readouterr().err
     states += ["gone"]
     assert operate.drain(url, None, "decode-0", undo=False, wait=True) == 0
+    # One that is away is not waited for once nothing of it is left: it may never be back.
+    left, states = 0, ["draining", "unreachable", "and no more"]
+    assert operate.drain(url, None, "decode-0", undo=False, wait=True) == 0
+    assert "unreachable (silent)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
