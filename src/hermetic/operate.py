@@ -181,6 +181,7 @@ def _show(answer: Mapping[str, Any]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("heard", justify="right", no_wrap=True)
     table.add_column("pid", justify="right", no_wrap=True)
+    table.add_column("incarnation", no_wrap=True)
     table.add_column("address", overflow="fold")
     for worker in answer["workers"]:
         pages, slots = worker["pages"], worker["slots"]
@@ -193,6 +194,7 @@ def _show(answer: Mapping[str, Any]) -> None:
             str(worker["open"]),
             f"{worker['heard_seconds_ago']:.1f} s",
             str(worker["pid"]),
+            worker["incarnation"][:8],
             Text(worker["address"].removeprefix("tcp://")),
         )
     console.print(table)

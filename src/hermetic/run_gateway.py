@@ -84,7 +84,7 @@ def main(path: Path) -> NoReturn:
     def announce(url: str, _cluster: Cluster) -> None:
         print(
             f"ready {url}  control {gateway.dialled}, {len(file.workers)} workers in {path}; requests are answered when a pair "
-            "has joined (hermetic status)",
+            f"has joined (hermetic status {url})",
             file=sys.stderr,
             flush=True,
         )

@@ -7,6 +7,7 @@ carries an Origin, or came by another name than the host's own, or posts anythin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from hermetic.gateway.errors import refuse
 from hermetic.gateway.limits import Settings, read_body
 from hermetic.gateway.switch import MAX_REASON
 from hermetic.gateway.tenants import Tenants, is_loopback
+
+log = logging.getLogger("hermetic.gateway")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -50,14 +53,18 @@ class Admin:
         return _json(await self._backend.status())
 
     async def drain(self, request: Request) -> Response:
-        self._operator(request)
+        who = self._operator(request)
         worker = _text(await self._fields(request, {"worker"}), "worker", 64)
-        return _json({"worker": worker, "state": self._backend.drain(worker)})
+        state = self._backend.drain(worker)
+        log.warning("worker %s gets nothing new, says %s", worker, who)
+        return _json({"worker": worker, "state": state})
 
     async def undrain(self, request: Request) -> Response:
-        self._operator(request)
+        who = self._operator(request)
         worker = _text(await self._fields(request, {"worker"}), "worker", 64)
-        return _json({"worker": worker, "state": self._backend.undrain(worker)})
+        state = self._backend.undrain(worker)
+        log.warning("worker %s gets work again, says %s", worker, who)
+        return _json({"worker": worker, "state": state})
 
     async def disable(self, request: Request) -> Response:
         who = self._operator(request)
@@ -71,7 +78,7 @@ class Admin:
         return _json({"disabled": None})
 
     async def context(self, request: Request) -> Response:
-        self._operator(request)
+        who = self._operator(request)
         fields = await self._fields(request, {"tokens"})
         tokens = fields.get("tokens", False)
         if tokens is not None and (type(tokens) is not int or not 2 <= tokens < 2**31):
@@ -80,7 +87,9 @@ class Admin:
                 "`tokens` must be an integer of at least 2, or null for all that the pools hold",
                 "tokens",
             )
-        return _json({"context_cap": tokens, "context_advertised": self._backend.set_context(tokens)})
+        advertised = self._backend.set_context(tokens)
+        log.warning("the context is capped at %s, says %s; %d tokens are advertised", tokens, who, advertised)
+        return _json({"context_cap": tokens, "context_advertised": advertised})
 
     # ---------------------------------------------------------------------- the door
 

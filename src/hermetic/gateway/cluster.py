@@ -134,7 +134,8 @@ class Cluster:
     def accepting(self) -> None:
         self.switch.check()
         if not self.members.window.tokens:
-            raise Refused("no_workers", "no worker has joined this server yet", 503, retry_after=5)
+            why = self.members.why_none() or "no pair of workers has stood yet"
+            raise Refused("no_workers", f"no request can be served yet: {why}", 503, retry_after=5)
 
     def disabled(self) -> str | None:
         return None if self.switch.disabled is None else self.switch.disabled.reason
@@ -223,7 +224,9 @@ class Cluster:
         figures = await self._worker_stats()
         now = time.monotonic()
         workers = [
-            _shown(r.info, r.state, r.reason)
+            _shown(
+                r.info, r.state, r.reason or ("an operator drained it" if r.draining and not r.ended else "")
+            )
             | {
                 "pages": _states(
                     figures.get(name, {}), "pages_", ("free", "leased", "sending", "quarantined")
