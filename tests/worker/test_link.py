@@ -225,3 +225,10 @@ def test_silence_counts_from_what_was_last_heard_or_from_when_we_came_back_ourse
     assert link.silent(18.0) == 2.0
     link.forgive(100.0)
     assert link.silent(101.0) == 1.0
+
+
+def test_an_acknowledgement_of_what_was_never_sent_makes_nothing_forgotten() -> None:
+    link = Link(b"i" * 8, 1, 0.0)
+    raw = link.wrap(None, m.AskStats(1), 0.0)
+    link.accept(m.decode(m.datagram(b"p" * 8, m.Beat(), session=1, ack=7)), 0.1)
+    assert raw in link.due(60.0)
