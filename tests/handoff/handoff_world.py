@@ -45,21 +45,25 @@ LOST = Failed("worker_lost", "silence")
 TOUCHED = (PrefillState.SENDING, PrefillState.COMPLETE, PrefillState.DRAINING, PrefillState.STUCK)
 
 
+class Rows:
+    """Counts the rows of both tables that are taken: (machine, state, event)."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[tuple[type, Any, str]] = Counter()
+
+    def stepped(
+        self, machine: Machine[Any], event: str, args: tuple[Any, ...], before: Any, actions: list[Action]
+    ) -> None:
+        if (before, event) in machine.table:
+            self.taken[type(machine), before, event] += 1
+
+
 @contextmanager
 def rows_taken() -> Iterator[Counter[tuple[type, Any, str]]]:
-    """Counts the rows of both tables that are taken in the block: (machine, state, event)."""
-    taken: Counter[tuple[type, Any, str]] = Counter()
-    on = Machine._on
-
-    def counting(self: Machine[Any], event: str, handle: Callable[[], list[Action]]) -> list[Action]:
-        state = self.state
-        actions = on(self, event, handle)
-        if (state, event) in self.table:
-            taken[type(self), state, event] += 1
-        return actions
-
-    with mock.patch.object(Machine, "_on", counting):
-        yield taken
+    """The rows that are taken in the block."""
+    rows = Rows()
+    with mock.patch.object(Machine, "observer", rows):
+        yield rows.taken
 
 
 @dataclass
@@ -243,7 +247,7 @@ class World:
             self.report(t, "prefill", Refused("no_pair", ""))
             t.prefill_end = t.reports["prefill"][0]
             return
-        t.prefill = t.prefill or PrefillHandoff()
+        t.prefill = t.prefill or PrefillHandoff(t.key)
         tokens = tokens or t.tokens
         self.at_prefill(t, t.prefill.submitted(tokens, -(-tokens // SIZE)))
 
@@ -307,7 +311,7 @@ class World:
             t.prefill_end = t.prefill_end or Aborted(message.code, message.reason)
             self.at_prefill(t, [Send(m.Drained())])
         elif isinstance(message, m.Grant) and t.prefill_end is None:
-            t.prefill = PrefillHandoff()
+            t.prefill = PrefillHandoff(t.key)
             self.at_prefill(t, t.prefill.received(message))
         elif isinstance(message, m.Grant | m.Credit | m.Resend):
             ended = t.prefill_end

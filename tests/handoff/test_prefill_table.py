@@ -120,7 +120,13 @@ def after(make: Make, *fires: Fire) -> Make:
     return made
 
 
-new: Make = PrefillHandoff
+KEY = m.Key(b"t" * 16, 1)
+
+
+def new() -> PrefillHandoff:
+    return PrefillHandoff(KEY)
+
+
 has_request = after(new, submit)
 has_grant = after(new, grant)
 queued = after(has_request, grant)

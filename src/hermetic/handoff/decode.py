@@ -78,8 +78,7 @@ class DecodeHandoff(Machine[State]):
     table = TABLE
 
     def __init__(self, key: Key, tokens: int, pages: int, slots: Slots) -> None:
-        super().__init__(State.RESERVED)
-        self.key = key
+        super().__init__(key, State.RESERVED)
         self._tokens, self._pages, self._slots = tokens, pages, slots
         self._credited: list[SlotUse] = []  # slots ever granted by credit, in the order of their numbers
         self._used = 0  # credits 0.._used-1 have landed
@@ -118,16 +117,16 @@ class DecodeHandoff(Machine[State]):
             self._outstanding.update(fresh)
             return self._credits()
 
-        return self._on("credit", handle)
+        return self._on("credit", handle, number)
 
     def copied(self, page: int, good: bool) -> list[Action]:
         """The copy of one page is done; `good` when the page it was copied to verified (and was tagged)."""
-        return self._on("copied", lambda: self._copied(page, good))
+        return self._on("copied", lambda: self._copied(page, good), page, good)
 
     def abort(self, cause: Outcome) -> list[Action]:
         """End this half for a local cause; prefill is told, and slots wait for its *drained*."""
         assert not isinstance(cause, Completed)
-        return self._on("abort", lambda: self._fail(cause))
+        return self._on("abort", lambda: self._fail(cause), cause)
 
     def overdue(self) -> list[Action]:
         """*Drained* did not come within its bound, or the peer is silent: the slots go out of use, and stay so."""
@@ -148,7 +147,7 @@ class DecodeHandoff(Machine[State]):
                 return self._fail(Failed("worker_lost", reason))
             return self._end_if_quiet()
 
-        return self._on("fenced", handle)
+        return self._on("fenced", handle, reason)
 
     def nudge(self) -> list[Action]:
         """Time has passed without progress: say again what prefill may have missed."""
@@ -174,7 +173,7 @@ class DecodeHandoff(Machine[State]):
 
     def received(self, message: HandoffMessage) -> list[Action]:
         """A message of the other half, already matched by ticket, attempt and incarnation."""
-        return self._on(type(message).__name__, lambda: self._received(message))
+        return self._on(type(message).__name__, lambda: self._received(message), message)
 
     def _received(self, message: HandoffMessage) -> list[Action]:
         match message:

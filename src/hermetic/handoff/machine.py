@@ -8,9 +8,10 @@ ours and raises; it never passes as a new kind of progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from hermetic.handoff.actions import Action
+from hermetic.handoff.messages import Key
 
 S = TypeVar("S")
 
@@ -24,24 +25,38 @@ def rows(states: Iterable[S], event: str, *to: S) -> dict[tuple[S, str], frozens
     return {(state, event): frozenset(to) or frozenset({state}) for state in states}
 
 
+class Observer(Protocol):
+    """Sees every step of every machine of this process, also those that had no row; changes nothing."""
+
+    def stepped(
+        self, machine: Machine[Any], event: str, args: tuple[Any, ...], before: Any, actions: list[Action]
+    ) -> None:
+        """`machine` has taken `event` with `args` in state `before`; `machine.state` is where it is now."""
+        ...
+
+
 class Machine(Generic[S]):
-    """`state` moves by the table only. `stale` counts what was ignored."""
+    """`state` moves by the table only. `stale` counts what was ignored. `key` says whose handoff it is."""
 
     table: ClassVar[Mapping[tuple[Any, str], frozenset[Any]]]
+    observer: ClassVar[Observer | None] = None
 
-    def __init__(self, state: S) -> None:
+    def __init__(self, key: Key, state: S) -> None:
+        self.key = key
         self.state = state
         self.stale = 0
 
-    def _on(self, event: str, handle: Callable[[], list[Action]]) -> list[Action]:
-        allowed = self.table.get((self.state, event))
+    def _on(self, event: str, handle: Callable[[], list[Action]], *args: Any) -> list[Action]:
+        allowed, before = self.table.get((self.state, event)), self.state
+        actions: list[Action] = []
         if allowed is None:
             self.stale += 1
-            return []
-        before = self.state
-        actions = handle()
-        if self.state not in allowed:
-            raise HandoffError(f"{before} --{event}--> {self.state} is not in the table")
+        else:
+            actions = handle()
+            if self.state not in allowed:
+                raise HandoffError(f"{before} --{event}--> {self.state} is not in the table")
+        if self.observer is not None:
+            self.observer.stepped(self, event, args, before, actions)
         return actions
 
     def _ignored(self) -> list[Action]:

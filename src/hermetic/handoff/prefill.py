@@ -26,6 +26,7 @@ from hermetic.handoff.messages import (
     Drained,
     Grant,
     HandoffMessage,
+    Key,
     Landed,
     Resend,
     Started,
@@ -85,8 +86,8 @@ class PrefillHandoff(Machine[State]):
 
     table = TABLE
 
-    def __init__(self) -> None:
-        super().__init__(State.NEW)
+    def __init__(self, key: Key) -> None:
+        super().__init__(key, State.NEW)
         self._tokens = self._pages = 0
         self._grant: Grant | None = None
         self._ready = 0  # pages 0.._ready-1 are computed, sealed and clean
@@ -114,7 +115,7 @@ class PrefillHandoff(Machine[State]):
                 return []
             return self._match()
 
-        return self._on("submitted", handle)
+        return self._on("submitted", handle, tokens, pages)
 
     def started(self) -> list[Action]:
         """The engine took all pages of the prompt."""
@@ -133,7 +134,7 @@ class PrefillHandoff(Machine[State]):
             self._ready = count
             return self._pump()
 
-        return self._on("pages_ready", handle)
+        return self._on("pages_ready", handle, count)
 
     def computed(self, state: bytes) -> list[Action]:
         """The whole prompt is computed; `state` is what travels besides KV."""
@@ -142,18 +143,20 @@ class PrefillHandoff(Machine[State]):
             self._computed = state
             return self._pump()
 
-        return self._on("computed", handle)
+        return self._on("computed", handle, state)
 
     def wrote(self, batch: int, ok: bool, stopped: bool = True) -> list[Action]:
         """A write ended. A failed one has `stopped` only if the transport guarantees that no byte follows."""
-        return self._on("wrote", lambda: self._wrote(batch, ok, stopped))
+        return self._on("wrote", lambda: self._wrote(batch, ok, stopped), batch, ok, stopped)
 
     def abort(self, cause: Outcome) -> list[Action]:
         """End this half for a local cause (refusal, failure, the gateway's cancel, a lost peer); decode is told."""
         assert not isinstance(cause, Completed)
-        return self._on(
-            "abort", lambda: [*self._stop(), Send(Abort(cause.code, cause.reason)), *self._end(cause)]
-        )
+
+        def handle() -> list[Action]:
+            return [*self._stop(), Send(Abort(cause.code, cause.reason)), *self._end(cause)]
+
+        return self._on("abort", handle, cause)
 
     def fenced(self, reason: str) -> list[Action]:
         """Nothing that we write can reach decode's segment any more (it was fenced, or decode's process is gone), and the
@@ -168,7 +171,7 @@ class PrefillHandoff(Machine[State]):
             self.state = State.ENDED
             return [*out, CloseLeases(), Send(Drained()), Forget()]
 
-        return self._on("fenced", handle)
+        return self._on("fenced", handle, reason)
 
     def nudge(self) -> list[Action]:
         """Time has passed without progress: say again what decode may have missed."""
@@ -187,7 +190,7 @@ class PrefillHandoff(Machine[State]):
 
     def received(self, message: HandoffMessage) -> list[Action]:
         """A message of the other half, already matched by ticket, attempt and incarnation."""
-        return self._on(type(message).__name__, lambda: self._received(message))
+        return self._on(type(message).__name__, lambda: self._received(message), message)
 
     def _received(self, message: HandoffMessage) -> list[Action]:
         match message:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -79,9 +79,19 @@ class Mismatch:
     reason: str
 
 
+class PoolObserver(Protocol):
+    """Sees every change of who holds which page in this process; changes nothing."""
+
+    def pages_changed(self, pool: Pool, what: str, kind: Kind, owner: str, pages: I32) -> None:
+        """`what` is take (they were free), share, drop (one hold of this kind fewer) or quarantine."""
+        ...
+
+
 @dataclass(eq=False)
 class Pool:
     """`count` pages of one geometry. memory: uint8 [count, stride]."""
+
+    observer: ClassVar[PoolObserver | None] = None
 
     geometry: Geometry
     count: int
@@ -129,6 +139,7 @@ class Pool:
         self._free_count -= number
         self._holds[kind][pages] = 1
         self._total[pages] = 1
+        self._tell("take", kind, owner, pages)
         return Lease(kind, owner, pages)
 
     def lease(self, kind: Kind, owner: str, pages: I32) -> Lease:
@@ -141,6 +152,7 @@ class Pool:
         if self._quarantined[pages].any():
             raise OwnershipError(f"{owner}: a {kind.name} lease on a quarantined page")
         self._add(kind, pages, 1)
+        self._tell("share", kind, owner, pages)
         return Lease(kind, owner, np.array(pages, np.int32))
 
     def extend(self, lease: Lease, number: int) -> I32:
@@ -169,6 +181,8 @@ class Pool:
         into.pages = np.concatenate([into.pages, np.asarray(pages, np.int32)])
         self._add(lease.kind, pages, -1)
         self._add(into.kind, pages, 1)
+        self._tell("share", into.kind, into.owner, pages)
+        self._tell("drop", lease.kind, lease.owner, pages)
 
     def close(self, lease: Lease) -> bool:
         """Give up a lease. Pages that nobody else holds become free (or stay in quarantine). False, counted and without
@@ -177,6 +191,7 @@ class Pool:
             self.counters.double_closes += 1
             return False
         lease.open = False
+        self._tell("drop", lease.kind, lease.owner, lease.pages)
         self._add(lease.kind, lease.pages, -1)
         gone = lease.pages[self._total[lease.pages] == 0]
         self.tag_fill[gone] = 0
@@ -192,6 +207,7 @@ class Pool:
         fresh = chosen[~self._quarantined[chosen]]
         if (self._total[fresh] == 0).any():
             raise OwnershipError("only a page that is held can be quarantined")
+        self._tell("quarantine", Kind.READ, "", fresh)
         self._quarantined[fresh] = True
         self.tag_fill[fresh] = 0
         self.tag_lineage[fresh] = 0
@@ -298,6 +314,10 @@ class Pool:
             self.geometry.rows(self.memory[page : page + 1], part.name)[:, :, :, fill:] = 0
 
     # --------------------------------------------------------------- private
+
+    def _tell(self, what: str, kind: Kind, owner: str, pages: I32) -> None:
+        if self.observer is not None and len(pages):
+            self.observer.pages_changed(self, what, kind, owner, pages)
 
     def _add(self, kind: Kind, pages: I32, change: int) -> None:
         self._holds[kind][pages] += change

@@ -7,7 +7,7 @@ more (`release`, after *drained*; `fence`). What neither covers stays in quarant
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 
 class SlotError(RuntimeError):
@@ -29,8 +29,18 @@ class SlotCounts(NamedTuple):
     quarantined: int
 
 
+class SlotObserver(Protocol):
+    """Sees every change of every peer's slots in this process; changes nothing."""
+
+    def slots_changed(self, slots: Slots, what: str, uses: tuple[SlotUse, ...], key: object) -> None:
+        """`what` is grant, quarantine, or how the slots came back: consume, release or fence (whose key is None)."""
+        ...
+
+
 class Slots:
     """`count` slots of one peer. Keys of grants are opaque (the handoff uses ticket and attempt)."""
+
+    observer: ClassVar[SlotObserver | None] = None
 
     def __init__(self, count: int) -> None:
         if count < 1:
@@ -61,6 +71,8 @@ class Slots:
             self._uses[slot] += 1
             self._granted[slot] = key
             taken.append(SlotUse(slot, self._uses[slot]))
+        if self.observer is not None and taken:
+            self.observer.slots_changed(self, "grant", tuple(taken), key)
         return tuple(taken)
 
     def holds(self, key: object, use: SlotUse) -> bool:
@@ -72,21 +84,23 @@ class Slots:
         """The slot's content was copied out; no write to it is in flight. It is free for the next grant."""
         if not self.holds(key, use):
             raise SlotError(f"slot {use.slot}, use {use.use}, is not granted to {key!r}")
-        self._settle([use.slot])
+        self._settle([use.slot], "consume", key)
 
     def release(self, key: object) -> int:
         """All grants of `key`, once its sender has drained or is fenced. Returns how many."""
-        return self._settle([s for s, k in self._granted.items() if k == key])
+        return self._settle(self._of(key), "release", key)
 
     def quarantine(self, key: object) -> int:
         """All grants of `key`, whose sender does not answer: out of use until `release` or `fence`. Returns how many."""
-        mine = {s for s, k in self._granted.items() if k == key}
-        self._quarantined |= mine
+        mine = self._of(key)
+        if self.observer is not None and mine:
+            self.observer.slots_changed(self, "quarantine", self._named(mine), key)
+        self._quarantined.update(mine)
         return len(mine)
 
     def fence(self) -> int:
         """The peer is proven unable to write (see the transport's `fence`): every grant returns. Returns how many."""
-        return self._settle(list(self._granted))
+        return self._settle(list(self._granted), "fence", None)
 
     def check_conservation(self) -> None:
         """I5 for slots."""
@@ -96,7 +110,15 @@ class Slots:
         if free & self._granted.keys() or not self._quarantined <= self._granted.keys():
             raise SlotError("a slot is in two states at once")
 
-    def _settle(self, slots: list[int]) -> int:
+    def _of(self, key: object) -> list[int]:
+        return [s for s, k in self._granted.items() if k == key]
+
+    def _named(self, slots: list[int]) -> tuple[SlotUse, ...]:
+        return tuple(SlotUse(slot, self._uses[slot]) for slot in slots)
+
+    def _settle(self, slots: list[int], what: str, key: object) -> int:
+        if self.observer is not None and slots:
+            self.observer.slots_changed(self, what, self._named(slots), key)
         for slot in slots:
             del self._granted[slot]
             self._quarantined.discard(slot)

@@ -22,8 +22,9 @@ from hermetic.engine.sequence import Event, First, Job, Reserved
 from hermetic.handoff.actions import Action, CloseLeases, Copy, Enter, Forget, Report
 from hermetic.handoff.actions import Send as SendMessage
 from hermetic.handoff.decode import OPEN, DecodeHandoff, State
-from hermetic.handoff.messages import Abort, Ack, Complete, Key, Landed, Message, Started
+from hermetic.handoff.messages import Key, Message
 from hermetic.handoff.outcome import Aborted, Completed, Failed, Refused
+from hermetic.handoff.unknown import UNKNOWN, at_decode
 from hermetic.kernels.numba_cpu import ALONE
 from hermetic.kv.slots import Slots
 from hermetic.transport.base import Receiver, Transport, TransportError
@@ -39,7 +40,6 @@ PAGES_A_ROUND = 16  # copied and verified between two steps at most, so that lan
 DRAIN_SECONDS = 30.0  # how long a peer has to say *drained*
 ENTERED_KEPT = 65536  # tickets of which more may be said when they are over here: an ack or abort was lost
 _WAITING = (State.DRAINING, State.QUARANTINED)
-UNKNOWN = Abort("unknown_ticket", "decode does not know this attempt, or not any more")
 _firsts = msgspec.msgpack.Decoder(tuple[First, ...])
 
 
@@ -232,14 +232,13 @@ class DecodeWorker(Worker):
             self._perform(key, record, record.machine.received(body))  # type: ignore[arg-type]
             return
         self.counters.messages_stale += 1
-        if record is not None or not isinstance(body, Started | Landed | Complete):
+        if record is not None:
             return
-        # It does not know that this has ended here: what it asks with is what it missed.
-        if key in self._entered:
-            self.send(peer.connection, key, Ack())
-        else:
+        answer = at_decode(key in self._entered, body)  # type: ignore[arg-type]
+        if UNKNOWN in answer.send:
             self._complain_of_unknown(peer, key, body)
-            self.send(peer.connection, key, UNKNOWN)
+        for message in answer.send:
+            self.send(peer.connection, key, message)
 
     def _complain_of_unknown(self, peer: Peer, key: Key, body: Message) -> None:
         """Once for each peer and kind of message; what crossed our own abort on the way is nobody's fault."""

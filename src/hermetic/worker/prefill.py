@@ -17,9 +17,10 @@ import numpy as np
 from hermetic.engine.sequence import Event, First, Job, PagesReady, PromptDone, Started
 from hermetic.handoff.actions import Action, CloseLeases, Enqueue, Forget, Report, StopComputing, Write
 from hermetic.handoff.actions import Send as SendMessage
-from hermetic.handoff.messages import Abort, Credit, Drained, Grant, Key, Message, Resend
+from hermetic.handoff.messages import Key, Message
 from hermetic.handoff.outcome import Aborted, Completed, Failed, Outcome, Refused
 from hermetic.handoff.prefill import ACTIVE, PrefillHandoff, State
+from hermetic.handoff.unknown import at_prefill
 from hermetic.kv.pool import I32, Kind, Lease
 from hermetic.transport.base import Sender, Transport, TransportError
 from hermetic.worker import messages as m
@@ -187,7 +188,7 @@ class PrefillWorker(Worker):
             return None
         record = self._records.get(key)
         if record is None:
-            record = self._records[key] = self._new_record(pair)
+            record = self._records[key] = self._new_record(key, pair)
         elif record.pair is not pair:
             return Refused("duplicate_attempt", f"attempt {key} was granted by another decode worker")
         elif record.job is not None:
@@ -207,8 +208,8 @@ class PrefillWorker(Worker):
         if record.machine.state in ACTIVE:
             self._perform(key, record, record.machine.abort(Aborted(cancel.code, cancel.reason)))
 
-    def _new_record(self, pair: Pair) -> Record:
-        return Record(PrefillHandoff(), pair, Nudge(self.clock()))
+    def _new_record(self, key: Key, pair: Pair) -> Record:
+        return Record(PrefillHandoff(key), pair, Nudge(self.clock()))
 
     def _from_decode(self, pair: Pair, key: Key, body: m.Body) -> None:
         record = self._records.get(key)
@@ -223,22 +224,15 @@ class PrefillWorker(Worker):
 
     def _about_unknown(self, pair: Pair, key: Key, body: m.Body) -> None:
         """A ticket that is not here: it has ended, or its request has not come yet, or it is nobody's."""
-        ended = self._ended.get(key)
-        match body:
-            case Abort():
-                # Nothing of it is in flight and, being remembered as ended, nothing will start.
-                if ended is None:
-                    self._remember(key, Aborted(body.code, body.reason))
-                self.send(pair.connection, key, Drained())
-            case Grant() if ended is None:
-                self._records[key] = self._new_record(pair)
-                self._perform(key, self._records[key], self._records[key].machine.received(body))
-            case Grant() | Credit() | Resend() if ended is not None and not isinstance(ended, Completed):
-                # It missed how this half ended.
-                self.send(pair.connection, key, Abort(ended.code, ended.reason))
-                self.send(pair.connection, key, Drained())
-            case _:
-                self.counters.messages_stale += 1
+        answer = at_prefill(self._ended.get(key), body)  # type: ignore[arg-type]
+        if answer.remember is not None:
+            self._remember(key, answer.remember)
+        for message in answer.send:
+            self.send(pair.connection, key, message)
+        if answer.begin:
+            self._records[key] = self._new_record(key, pair)
+            self._perform(key, self._records[key], self._records[key].machine.received(body))  # type: ignore[arg-type]
+        self.counters.messages_stale += answer.stale
 
     def _other(self, event: Event) -> None:
         record = self._records.get(event.key)
