@@ -21,9 +21,9 @@ class Load:
 
 
 def remote(name: str, *loads: int, **changes: Any) -> Remote:
-    one = Remote(info(name, name.partition("-")[0], **changes), None, None, 0.0)  # type: ignore[arg-type]
+    one = Remote(info(name, name.partition("-")[0], **changes), None, None, lambda: 0.0, 0.0)  # type: ignore[arg-type]
     one.welcomed = True
-    one.attempts = {Load(load, load) for load in loads}  # type: ignore[misc]
+    one.attempts = {Load(load, load): None for load in loads}  # type: ignore[misc]
     return one
 
 
@@ -55,10 +55,10 @@ def test_the_pair_with_the_fewest_pages_in_flight_relative_to_its_pools_is_taken
 
 def test_pages_are_counted_whole_and_on_the_decoding_side_with_the_tokens_made_so_far() -> None:
     one = remote("decode-0")
-    one.attempts = {Load(17, 33)}  # type: ignore[misc]
+    one.attempts = {Load(17, 33): None}  # type: ignore[misc]
     assert one.pages_in_flight() == 3
     other = remote("prefill-0")
-    other.attempts = {Load(17, 33)}  # type: ignore[misc]
+    other.attempts = {Load(17, 33): None}  # type: ignore[misc]
     assert other.pages_in_flight() == 2
 
 

@@ -99,8 +99,8 @@ async def test_a_prefill_worker_that_is_lost_before_the_first_token_is_replaced_
             if tokens:  # its end was lost with it
                 remote = w.cluster.members.remotes[prefill.name]
                 attempt = next(iter(stream.live.values()))
-                attempt.holding.add(remote)
-                remote.attempts.add(attempt)
+                attempt.holding[remote] = None
+                remote.attempts[attempt] = None
             before = w.cluster.runs.reruns
             if how == "killed":
                 prefill.kill()

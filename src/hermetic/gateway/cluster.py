@@ -13,8 +13,9 @@ soon as a pair stands.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import hermetic
 from hermetic.gateway.backend import Capacity, Failed, Generate, Refused
@@ -25,10 +26,12 @@ from hermetic.gateway.pairing import standing
 from hermetic.gateway.remote import Remote
 from hermetic.gateway.runs import Run, Runs
 from hermetic.gateway.switch import Switch
+from hermetic.gateway.wire import Entropy, GatewayWire
+from hermetic.gateway.zmq_wire import ZmqWire
 from hermetic.handoff.messages import Key
 from hermetic.model.params import SamplingParams
 from hermetic.worker import messages as m
-from hermetic.worker import wire
+from hermetic.worker.wire import CurveKeys
 
 PROBE_SECONDS = 10.0  # within which /ready wants one token
 STATS_SECONDS = 2.0
@@ -40,13 +43,25 @@ GOODBYE_SECONDS = (
 
 
 class Cluster:
-    """All workers and all requests. Implements `backend.Backend`. Raises OptionError for a state file that is damaged."""
+    """All workers and all requests. Implements `backend.Backend`. Raises OptionError for a state file that is damaged.
 
-    def __init__(self, model: str, keys: wire.CurveKeys, options: ClusterOptions | None = None) -> None:
-        self.model, self.options = model, options or ClusterOptions()
-        self.switch = Switch(self.options)
-        self.members = Members(keys, self.options, self._handle, self._lost)
-        self.runs = Runs(self.options, self.members.remotes, self.switch.integrity_failure)
+    `wire` carries bytes (ZeroMQ with `keys`, if none is given), `clock` is monotonic, in seconds, and should be the event
+    loop's; `entropy` gives incarnation, tickets and seeds. The last three are for the simulator: from them, the event loop
+    and what is asked follows everything that this object does."""
+
+    def __init__(
+        self,
+        model: str,
+        keys: CurveKeys,
+        options: ClusterOptions | None = None,
+        wire: GatewayWire | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        self.model, self.options, self._clock = model, options or ClusterOptions(), clock
+        self.switch = Switch(self.options, clock)
+        self.members = Members(wire or ZmqWire(keys), self.options, clock, entropy, self._handle, self._lost)
+        self.runs = Runs(self.options, self.members.remotes, self.switch.integrity_failure, clock, entropy)
         self._stats: dict[int, asyncio.Future[dict[str, float]]] = {}
         self._stats_number = 0
         self._probing: asyncio.Task[str | None] | None = None
@@ -61,12 +76,12 @@ class Cluster:
         """Return when so many workers are ready and work can go somewhere; each prefill worker with each decode worker.
 
         Raises Failed when one of them may not join, or `timeout` seconds have passed; the message says what is missing."""
-        deadline = time.monotonic() + timeout
+        deadline = self._clock() + timeout
         while not self._all_stand(workers):
             if self.members.refused:
                 refused = next(iter(self.members.refused.values()))
                 raise Failed("no_pair", f"worker {refused.info.worker} may not join: {refused.reason}")
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 ready = [r.info.worker for r in self.members.remotes.values() if r.usable]
                 why = self.members.why_none() or "not every prefill worker reaches every decode worker"
                 text = f"{len(ready)} of {workers} workers were ready within {timeout:.0f} s: {why}"
@@ -167,7 +182,7 @@ class Cluster:
     async def ready(self) -> str | None:
         if (reason := self.members.why_none()) is not None:
             return reason
-        if time.monotonic() - self.runs.last_first_token < _FRESH:
+        if self._clock() - self.runs.last_first_token < _FRESH:
             return None
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
@@ -222,7 +237,7 @@ class Cluster:
     async def status(self) -> dict[str, object]:
         """Everything an operator asks for, as JSON can hold it."""
         figures = await self._worker_stats()
-        now = time.monotonic()
+        now = self._clock()
         workers = [
             _shown(
                 r.info, r.state, r.reason or ("an operator drained it" if r.draining and not r.ended else "")

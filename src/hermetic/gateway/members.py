@@ -18,22 +18,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import zmq
-import zmq.asyncio
-
 from hermetic.gateway.options import ClusterOptions
 from hermetic.gateway.pairing import misfit, standing
-from hermetic.gateway.remote import STATES, Remote, forget
+from hermetic.gateway.remote import STATES, Remote
+from hermetic.gateway.tasks import Tasks
 from hermetic.gateway.window import Window
+from hermetic.gateway.wire import Entropy, GatewayWire
 from hermetic.handoff.messages import Key
 from hermetic.worker import messages as m
-from hermetic.worker import wire
 from hermetic.worker.link import Link
 
 log = logging.getLogger("hermetic.gateway")
@@ -76,82 +73,55 @@ class Members:
 
     def __init__(
         self,
-        keys: wire.CurveKeys,
+        wire: GatewayWire,
         options: ClusterOptions,
+        clock: Callable[[], float],
+        entropy: Entropy,
         handle: Callable[[Remote, Key | None, m.Body], None],
         lost: Callable[[Remote, str, bool], None],
     ) -> None:
-        self._keys, self._options, self._handle, self._lost = keys, options, handle, lost
-        self._context = zmq.asyncio.Context()
-        self._auth = wire.authenticator(self._context, keys)
-        self._router: zmq.asyncio.Socket | None = None
-        self.incarnation = wire.new_incarnation()
+        self._wire, self._options, self._clock = wire, options, clock
+        self._handle, self._lost = handle, lost
+        self.incarnation = entropy(8)
         self.remotes: dict[str, Remote] = {}
         self.refused: OrderedDict[str, RefusedWorker] = OrderedDict()
         self.window = Window(options.context)
         self.counters = MemberCounters()
         self._past: OrderedDict[bytes, str] = OrderedDict()  # incarnations that ended, and how
         self._logged: OrderedDict[tuple[object, ...], None] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.last: m.WorkerInfo | None = None  # of any member, for what all of them have in common
 
     # ------------------------------------------------------------- life of the gateway
 
     async def listen(self, host: str, port: int) -> str:
-        """Bind the control port to this address and no other; returns what workers dial. Raises zmq.ZMQError."""
-        router = self._context.socket(zmq.ROUTER)
-        try:
-            bound = wire.serve(router, self._keys, host, port)
-        except zmq.ZMQError:
-            router.close(linger=0)
-            raise
-        self._router = router
-        self._spawn(self._strangers(wire.strangers(router)))  # type: ignore[arg-type]
-        self._spawn(self._door(router))
-        self._spawn(self._watch())
-        return f"tcp://[{host}]:{bound}" if ":" in host else f"tcp://{host}:{bound}"
+        """Open the control port; returns what workers dial. Raises what the wire raises when it cannot be had."""
+        address = await self._wire.listen(host, port, self)
+        self._tasks.spawn(self._watch())
+        return address
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._auth.stop()
-        self._context.destroy(linger=0)
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a part of the gateway has stopped working", exc_info=error)
+        await self._tasks.cancel()
+        await self._wire.close()
 
     # ------------------------------------------------------------------- registration
 
-    async def _strangers(self, refused: zmq.asyncio.Socket) -> None:
-        """Count connections that had not the cluster's keys. Nothing is known of them, not even where they came from."""
-        while True:
-            await refused.recv_multipart()
-            self.counters.peers_refused += 1
-            if self._once("strangers"):
-                log.warning(
-                    "a connection to the control port without this cluster's keys was refused (said once)"
-                )
+    def keyless(self) -> None:
+        """A connection without the cluster's keys was refused."""
+        self.counters.peers_refused += 1
+        if self._once("strangers"):
+            log.warning(
+                "a connection to the control port without this cluster's keys was refused (said once)"
+            )
 
-    async def _door(self, router: zmq.asyncio.Socket) -> None:
-        """Answer whoever registers. Only members of the cluster get this far: others fail at the key."""
-        while True:
-            frames = await router.recv_multipart()
-            if len(frames) != 2:
-                self._reject(("frames",), f"a message of {len(frames)} parts came to the control port")
-                continue
-            answer = self._knock(frames[1])
-            if answer is not None:
-                raw = m.datagram(self.incarnation, answer)
-                forget(router.send_multipart([frames[0], raw], zmq.NOBLOCK))
+    def malformed(self, parts: int) -> None:
+        """A message to the control port that is none of ours."""
+        self._reject(("frames",), f"a message of {parts} parts came to the control port")
+
+    def knock(self, raw: bytes) -> bytes | None:
+        """Answer whoever registers."""
+        answer = self._knock(raw)
+        return None if answer is None else m.datagram(self.incarnation, answer)
 
     def _knock(self, raw: bytes) -> m.Body | None:
         try:
@@ -194,7 +164,7 @@ class Members:
         if not (found := _ADDRESS.fullmatch(info.address)) or not 0 < int(found[2]) < 65536:
             return f"its address {info.address[:80]!r} is not tcp://HOST:PORT"
         if known is not None and not known.ended and known.reachable:
-            silent = time.monotonic() - known.heard
+            silent = self._clock() - known.heard
             if silent < min(TAKEOVER_SECONDS, self._options.silent_seconds):
                 return (
                     f"another process is {info.worker} here: pid {known.info.pid} on {known.info.host}, at "
@@ -212,7 +182,7 @@ class Members:
             self.counters.registrations_rejected += 1
             log.error("worker %s may not join: %s", info.worker, reason)
         self.refused.pop(info.worker, None)
-        self.refused[info.worker] = RefusedWorker(info, reason, time.monotonic())
+        self.refused[info.worker] = RefusedWorker(info, reason, self._clock())
         _bounded(self.refused)
         return m.Rejected(reason)
 
@@ -222,14 +192,12 @@ class Members:
             del self.refused[info.worker]
 
     def _join(self, info: m.WorkerInfo) -> m.Body:
-        socket = self._context.socket(zmq.DEALER)
         try:
-            wire.dial(socket, self._keys, info.address, wire.new_identity())
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
+            line = self._wire.dial(info.address, lambda raw: self._take(remote, raw))
+        except OSError as error:
             return self._refuse(info, f"its address {info.address} cannot be dialled: {error}")
-        now = time.monotonic()
-        remote = Remote(info, socket, Link(self.incarnation, 1, now), now)
+        now = self._clock()
+        remote = Remote(info, line, Link(self.incarnation, 1, now), self._clock, now)
         former = self.remotes.get(info.worker)
         if former is not None:
             # A worker that was drained and died is drained still; one that left has done what it was drained for.
@@ -239,7 +207,6 @@ class Members:
         self.remotes[info.worker] = remote
         self.last = info
         self.window.join(info.worker, info.role, info.max_tokens)
-        self._spawn(self._read(remote))
         log.info("worker %s (%s, pid %d) joins from %s", info.worker, info.role, info.pid, info.address)
         self._greet(remote)
         if info.role == "decode":
@@ -281,13 +248,13 @@ class Members:
         """Nothing of this incarnation counts any more. What ran on it is told."""
         if remote.ended:
             return
-        remote.ended, remote.reason, remote.since = True, why, time.monotonic()
+        remote.ended, remote.reason, remote.since = True, why, self._clock()
         if not may_join_again:
             self._past[remote.info.incarnation] = why
             _bounded(self._past)
         self.counters.messages_resent += remote.link.resent
         self.counters.messages_stale += remote.link.stale
-        remote.socket.close(linger=0)
+        remote.line.close()
         for prefill in self.of_role("prefill"):
             prefill.paired.pop(remote.info.worker, None)
         self.window.gone(remote.info.worker)
@@ -303,15 +270,15 @@ class Members:
     def _next_session(self, remote: Remote) -> None:
         self.counters.messages_resent += remote.link.resent
         self.counters.messages_stale += remote.link.stale
-        remote.link = Link(self.incarnation, remote.link.session + 1, time.monotonic())
+        remote.link = Link(self.incarnation, remote.link.session + 1, self._clock())
         self._greet(remote)
 
     async def _watch(self) -> None:
         """Repeat what may be lost, say that we are there, and notice who is not."""
-        last = time.monotonic()
+        last = self._clock()
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            now = time.monotonic()
+            now = self._clock()
             late = now - last - TICK_SECONDS
             last = now
             for remote in list(self.remotes.values()):
@@ -328,7 +295,7 @@ class Members:
 
     def _look_at(self, remote: Remote, now: float) -> None:
         for raw in remote.link.due(now):
-            remote.put(raw)
+            remote.line.put(raw)
         silent, broken = now - remote.heard, remote.link.broken
         if remote.reachable and (broken or silent > self._options.silent_seconds):
             why = (
@@ -342,15 +309,9 @@ class Members:
 
     # --------------------------------------------------------------------- reading
 
-    async def _read(self, remote: Remote) -> None:
-        while not remote.ended:
-            try:
-                raw = await remote.socket.recv()
-            except zmq.ZMQError:
-                return  # it was closed: the worker has ended
-            self._take(remote, raw)
-
     def _take(self, remote: Remote, raw: bytes) -> None:
+        if remote.ended:
+            return
         name = remote.info.worker
         try:
             envelope = m.decode(raw)
@@ -362,7 +323,7 @@ class Members:
             if isinstance(envelope.body, m.Reset):
                 self.end(remote, "ended: another process answers at its address")
             return
-        now = time.monotonic()
+        now = self._clock()
         if isinstance(envelope.body, m.Reset):
             if envelope.session != remote.link.session:
                 self.counters.messages_stale += 1

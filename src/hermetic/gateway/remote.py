@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import zmq
-import zmq.asyncio
-
 from hermetic.handoff.messages import Key
 from hermetic.worker import messages as m
+from hermetic.worker.lines import Line
 from hermetic.worker.link import Link
 
 if TYPE_CHECKING:
@@ -22,12 +19,13 @@ STATES = ("joining", "ready", "draining", "drained", "unreachable", "gone", "ref
 
 @dataclass(eq=False, repr=False)  # they name each other: a repr would be the whole cluster
 class Remote:
-    """A member. `heard` is local monotonic time, as is everything about time here."""
+    """A member. Times are those of `clock`, the gateway's own."""
 
     info: m.WorkerInfo
-    socket: zmq.asyncio.Socket
+    line: Line
     link: Link
-    heard: float
+    clock: Callable[[], float]
+    heard: float  # when it last gave a sign of life
     welcomed: bool = False  # it has answered our Hello in this session
     reachable: bool = True  # it gives signs of life
     ended: bool = False  # its process is gone, or it has left; it does not come back in this incarnation
@@ -36,7 +34,9 @@ class Remote:
     reason: str = ""  # why it is not ready
     since: float = 0.0  # when it ended
     paired: dict[str, bytes] = field(default_factory=dict)  # prefill: decode worker -> its incarnation
-    attempts: set[Attempt] = field(default_factory=set)  # whose half here has not ended
+    attempts: dict[Attempt, None] = field(
+        default_factory=dict
+    )  # whose half here has not ended, the oldest first
 
     @property
     def state(self) -> str:
@@ -65,15 +65,4 @@ class Remote:
     def send(self, key: Key | None, body: m.Body) -> None:
         """Give it a message: in order, once, and again until it is acknowledged."""
         if not self.ended:
-            self.put(self.link.wrap(key, body, time.monotonic()))
-
-    def put(self, raw: bytes) -> None:
-        """Onto the wire as it is. What the queue does not take is repeated by the link."""
-        if not self.socket.closed:
-            forget(self.socket.send(raw, zmq.NOBLOCK))
-
-
-def forget(sent: object) -> None:
-    """A message that could not be queued now is said again later by whoever needs it: its error is nobody's."""
-    if isinstance(sent, asyncio.Future) and sent.done() and not sent.cancelled():
-        sent.exception()
+            self.line.put(self.link.wrap(key, body, self.clock()))

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
@@ -28,6 +25,7 @@ from hermetic.gateway.backend import Failed, Finish, Generate, Refused, Token
 from hermetic.gateway.options import ClusterOptions
 from hermetic.gateway.pairing import Halves, Need, choose, may_stand, standing, stands
 from hermetic.gateway.remote import Remote
+from hermetic.gateway.wire import Entropy
 from hermetic.handoff import outcome as ended
 from hermetic.handoff.messages import Key
 from hermetic.worker import messages as m
@@ -68,7 +66,7 @@ class Attempt:
     choices: set[int]  # that still get their tokens from here
     length: int  # tokens at its start
     outputs: int  # of them, those that an earlier attempt made
-    holding: set[Remote] = field(default_factory=set)  # halves that have not said their end
+    holding: dict[Remote, None] = field(default_factory=dict)  # halves that have not said their end
     producing: bool = False  # a token came: decode has verified every page, and needs prefill no more
     dropped: bool = False  # cancelled, or not wanted any more
     expiry: asyncio.TimerHandle | None = None
@@ -131,12 +129,18 @@ class Run:
 
 class Runs:
     """All requests that are open. `remotes` is the members' own dict, looked at for every choice of a pair; `on_integrity`
-    is called once for each request that met a page that was not its own."""
+    is called once for each request that met a page that was not its own; tickets and seeds come from `entropy`."""
 
     def __init__(
-        self, options: ClusterOptions, remotes: dict[str, Remote], on_integrity: Callable[[], None]
+        self,
+        options: ClusterOptions,
+        remotes: dict[str, Remote],
+        on_integrity: Callable[[], None],
+        clock: Callable[[], float],
+        entropy: Entropy,
     ) -> None:
         self.options, self._remotes, self._on_integrity = options, remotes, on_integrity
+        self._clock, self._entropy = clock, entropy
         self._runs: dict[bytes, Run] = {}
         self._attempts: dict[Key, Attempt] = {}
         self._ages = 0
@@ -169,10 +173,18 @@ class Runs:
             raise Refused("overloaded", text, 429, retry_after=2)
         self._ages += 1
         given = request.params.seed
-        seed = secrets.randbits(62) if given is None else given
+        seed = int.from_bytes(self._entropy(8)) >> 2 if given is None else given
         all_ = range(request.n)
         run = Run(
-            self, request, os.urandom(16), seed, self._ages, "", {i: [] for i in all_}, set(all_), set(all_)
+            self,
+            request,
+            self._entropy(16),
+            seed,
+            self._ages,
+            "",
+            {i: [] for i in all_},
+            set(all_),
+            set(all_),
         )
         self._attempt(run, request.n, 0, ())
         self._runs[run.ticket] = run
@@ -248,12 +260,14 @@ class Runs:
         run.attempts += 1
         key = Key(run.ticket, run.attempts)
         length = len(request.tokens) + len(outputs)
-        attempt = Attempt(run, key, halves, set(range(choice, choice + n)), length, len(outputs), set(halves))
+        attempt = Attempt(
+            run, key, halves, set(range(choice, choice + n)), length, len(outputs), dict.fromkeys(halves)
+        )
         self._attempts[key] = run.live[key] = attempt
         tokens = np.array([*request.tokens, *outputs], "<i4").tobytes()
         names = [half.info.worker for half in halves]
         for remote in halves:
-            remote.attempts.add(attempt)
+            remote.attempts[attempt] = None
             peer = next((name for name in names if name != remote.info.worker), "")
             submit = m.Submit(
                 tokens, len(request.tokens), request.params, n, choice, run.seed, request.scope, run.salt, run.age, peer
@@ -281,7 +295,7 @@ class Runs:
     def _give_up(self, attempt: Attempt) -> None:
         self.ends_missed += len(attempt.holding)
         for remote in attempt.holding:
-            remote.attempts.discard(attempt)
+            remote.attempts.pop(attempt, None)
             log.warning(
                 "%s did not say the end of %s within %.0f s", remote.info.worker, attempt.key, END_SECONDS
             )
@@ -308,8 +322,8 @@ class Runs:
         )
         for attempt in list(remote.attempts):
             if forgotten:
-                attempt.holding.discard(remote)
-                remote.attempts.discard(attempt)
+                attempt.holding.pop(remote, None)
+                remote.attempts.pop(attempt, None)
             if attempt.dropped or not self._needs(attempt, remote):
                 self._forget_if_ended(attempt)
             else:
@@ -399,7 +413,7 @@ class Runs:
         attempt.producing = True
         outputs = attempt.run.outputs[item.choice]
         if not outputs:
-            self.last_first_token = time.monotonic()  # all of the way, prefill included, was gone
+            self.last_first_token = self._clock()  # all of the way, prefill included, was gone
         outputs.append(item.token)
         attempt.run.queue.put_nowait(Token(item.choice, item.token, item.logprob, item.top))
 
@@ -412,8 +426,8 @@ class Runs:
     def _ended(self, attempt: Attempt, remote: Remote, outcome: ended.Outcome) -> None:
         """One half has said its end."""
         run = attempt.run
-        attempt.holding.discard(remote)
-        remote.attempts.discard(attempt)
+        attempt.holding.pop(remote, None)
+        remote.attempts.pop(attempt, None)
         if isinstance(outcome, ended.Failed) and outcome.code == INTEGRITY and not run.integrity:
             run.integrity = True
             self._on_integrity()

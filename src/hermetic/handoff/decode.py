@@ -46,7 +46,8 @@ class State(enum.Enum):
 
 
 _S = State
-OPEN = frozenset({_S.RESERVED, _S.LANDING})
+_OPEN = (_S.RESERVED, _S.LANDING)
+OPEN = frozenset(_OPEN)
 _ENDS = (_S.DRAINING, _S.ENDED)
 
 TABLE = {
@@ -60,14 +61,14 @@ TABLE = {
     # time: say again what may have been lost
     **rows([_S.RESERVED, _S.LANDING, _S.DRAINING, _S.QUARANTINED], "nudge"),
     # ends
-    **rows(OPEN, "abort", *_ENDS),
-    **rows(OPEN, "Abort", *_ENDS),
+    **rows(_OPEN, "abort", *_ENDS),
+    **rows(_OPEN, "Abort", *_ENDS),
     **rows([_S.DRAINING], "copied", *_ENDS),
     **rows([_S.QUARANTINED], "copied", _S.QUARANTINED, _S.ENDED),
     **rows([_S.DRAINING], "overdue", _S.QUARANTINED),
     **rows([_S.DRAINING], "Drained", *_ENDS),
     **rows([_S.QUARANTINED], "Drained", _S.QUARANTINED, _S.ENDED),
-    **rows([*OPEN, _S.DRAINING], "fenced", *_ENDS),
+    **rows([*_OPEN, _S.DRAINING], "fenced", *_ENDS),
     **rows([_S.QUARANTINED], "fenced", _S.QUARANTINED, _S.ENDED),
 }
 

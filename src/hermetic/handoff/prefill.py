@@ -50,7 +50,8 @@ class State(enum.Enum):
 
 
 _S = State
-ACTIVE = frozenset({_S.NEW, _S.HAS_REQUEST, _S.HAS_GRANT, _S.QUEUED, _S.SENDING, _S.COMPLETE})
+_ACTIVE = (_S.NEW, _S.HAS_REQUEST, _S.HAS_GRANT, _S.QUEUED, _S.SENDING, _S.COMPLETE)
+ACTIVE = frozenset(_ACTIVE)
 _OVER = (_S.DRAINING, _S.ENDED)
 
 TABLE = {
@@ -72,8 +73,8 @@ TABLE = {
     # time: say again what may have been lost
     **rows([_S.SENDING, _S.COMPLETE], "nudge"),
     # ends
-    **rows(ACTIVE, "abort", *_OVER),
-    **rows(ACTIVE, "Abort", *_OVER),
+    **rows(_ACTIVE, "abort", *_OVER),
+    **rows(_ACTIVE, "Abort", *_OVER),
     **rows([_S.DRAINING], "wrote", *_OVER, _S.STUCK),
     **rows([_S.STUCK], "wrote"),
     **rows([_S.DRAINING, _S.STUCK], "Abort"),  # asked again: the answer comes when it is true

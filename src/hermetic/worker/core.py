@@ -16,6 +16,7 @@ from hermetic.engine.engine import Engine
 from hermetic.engine.sequence import Done, Emit, Event, Job, JobDone, JobFailed, Preempted
 from hermetic.handoff.messages import Key
 from hermetic.handoff.outcome import Aborted, Completed, Failed, Outcome, Refused
+from hermetic.handoff.trace import Journal, Recorder
 from hermetic.kv.geometry import differences
 from hermetic.kv.lineage import Hasher, Scope
 from hermetic.worker import messages as m
@@ -61,6 +62,18 @@ class Worker:
         self._hasher, self.clock, self.send = parts.hasher, parts.clock, send
         self.releases = Releases()
         self._asked: dict[Key, Connection] = {}  # who submitted each job that has not ended
+        self.journal = self._join(Recorder.current)
+
+    def _join(self, recorder: Recorder | None) -> Journal | None:
+        """With --trace: what this worker says to the recording."""
+        if recorder is None:
+            return None
+        info = self.info
+        journal = recorder.join(
+            info.worker, info.role, info.incarnation, info.page_size, info.pages, info.slots
+        )
+        journal.owns(self.engine.pool)
+        return journal
 
     # ------------------------------------------------------------------ messages
 

@@ -141,6 +141,7 @@ class DecodeWorker(Worker):
                 self.send(source, None, m.Rejected(str(error)))
                 return
             peer = Peer(info, source, receiver, Slots(self._slot_count), self._segments)
+            self._note_segment(peer)
         self._peers[source] = peer
         self.send(source, None, m.Welcome(self.info, peer.receiver.descriptor(), peer.segment))
         for key, record in self._of(peer):
@@ -162,6 +163,8 @@ class DecodeWorker(Worker):
             super().lost(source, why)
             return
         self.counters.peers_lost += 1
+        if self.journal is not None:
+            self.journal.lost(peer.info.incarnation.hex(), why)
         reason = f"prefill worker {peer.info.worker} {why}"
         for key, record in self._of(peer):
             if record.machine is None:
@@ -180,6 +183,8 @@ class DecodeWorker(Worker):
         if not peer.receiver.fence():
             return False
         self.landing.fences_total += 1
+        if self.journal is not None:
+            self.journal.has_fenced(peer.segment)
         self.landing.slots_fenced += peer.slots.count - peer.slots.free
         for key, record in self._of(peer):
             if record.machine is not None:
@@ -235,6 +240,8 @@ class DecodeWorker(Worker):
         if record is not None:
             return
         answer = at_decode(key in self._entered, body)  # type: ignore[arg-type]
+        if self.journal is not None:
+            self.journal.unknown(key, peer.info.incarnation.hex(), body, answer.send)  # type: ignore[arg-type]
         if UNKNOWN in answer.send:
             self._complain_of_unknown(peer, key, body)
         for message in answer.send:
@@ -254,6 +261,8 @@ class DecodeWorker(Worker):
                 job = self.engine.reserved(key).job
                 pages = self.engine.pool.geometry.pages_for(job.prompt)
                 record.machine = DecodeHandoff(key, job.prompt, pages, record.peer.slots)
+                if self.journal is not None:
+                    self.journal.begins(record.machine, record.peer.info.incarnation.hex())
                 record.nudge = Nudge(self.clock())
                 record.peer.tickets.append(key)
                 self._perform(key, record, record.machine.reserved())
@@ -316,7 +325,12 @@ class DecodeWorker(Worker):
             self.send(peer.connection, None, m.Rejected(str(error)))
             return
         peer.slots, peer.segment, peer.tickets = Slots(self._slot_count), self._segments, deque()
+        self._note_segment(peer)
         self.send(peer.connection, None, m.Welcome(self.info, peer.receiver.descriptor(), peer.segment))
+
+    def _note_segment(self, peer: Peer) -> None:
+        if self.journal is not None:
+            self.journal.has_segment(peer.slots, peer.info.incarnation.hex(), peer.segment)
 
     def _land(self) -> bool:
         """Land up to PAGES_A_ROUND pages, few at a time: they are hashed while they are still in the cache, by this thread."""
@@ -344,7 +358,11 @@ class DecodeWorker(Worker):
                 seq.chain.lineages[page],
             )
             np.copyto(pool.memory[pages[i]], self._records[key].peer.receiver.memory[copy.slot.slot])
+        if self.journal is not None:
+            self.journal.copies(round_, pages)
         good = self._verify_landed(pages, fills, words, binds)
+        if self.journal is not None:
+            self.journal.verified(round_, pages, good)
         pool.set_tags(pages[good], lineages[good], fills[good])
         self.landing.pages_landed += int(good.sum())
         self.landing.pages_refused_landing += int((~good).sum())

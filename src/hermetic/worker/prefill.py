@@ -132,6 +132,9 @@ class PrefillWorker(Worker):
                 pair.sender = self._transport.sender(landing, self.info.geometry.stride)
             except TransportError as problem:
                 error = str(problem)
+            else:
+                if self.journal is not None:
+                    self.journal.opened(info.incarnation.hex(), segment)
         if error:
             self._unpair(pair, error)
         else:
@@ -146,11 +149,13 @@ class PrefillWorker(Worker):
             if record.pair is pair and record.machine.state in ACTIVE:
                 self._perform(key, record, record.machine.abort(Failed("worker_lost", reason)))
 
-    def _drop_segment(self, pair: Pair, reason: str) -> None:
+    def _drop_segment(self, pair: Pair, reason: str, gone: bool = False) -> None:
         """Decode says that nothing can reach the former segment (or is dead): close the sender, end what waited for it."""
         if pair.sender is not None:
             pair.sender.close()
             pair.sender = None
+            if self.journal is not None:
+                self.journal.closed(pair.incarnation.hex(), gone)
         pair.writes.clear()
         for key, record in list(self._records.items()):
             if record.pair is pair and record.machine.state in _TOUCHED:
@@ -162,6 +167,8 @@ class PrefillWorker(Worker):
             super().lost(source, why)
             return
         self.counters.peers_lost += 1
+        if self.journal is not None:
+            self.journal.lost(pair.incarnation.hex(), why)
         reason = f"decode worker {pair.name} {why}"
         self.send(pair.asked_by, None, m.Paired(pair.name, reason, pair.incarnation))
         self._unpair(pair, reason)
@@ -171,7 +178,7 @@ class PrefillWorker(Worker):
         pair = self._pairs.get(source)
         if pair is not None:
             self.lost(source)
-            self._drop_segment(pair, f"decode worker {pair.name} is gone")
+            self._drop_segment(pair, f"decode worker {pair.name} is gone", gone=True)
             del self._pairs[source]
 
     # -------------------------------------------------------------------- tickets
@@ -209,7 +216,10 @@ class PrefillWorker(Worker):
             self._perform(key, record, record.machine.abort(Aborted(cancel.code, cancel.reason)))
 
     def _new_record(self, key: Key, pair: Pair) -> Record:
-        return Record(PrefillHandoff(key), pair, Nudge(self.clock()))
+        machine = PrefillHandoff(key)
+        if self.journal is not None:
+            self.journal.begins(machine, pair.incarnation.hex())
+        return Record(machine, pair, Nudge(self.clock()))
 
     def _from_decode(self, pair: Pair, key: Key, body: m.Body) -> None:
         record = self._records.get(key)
@@ -227,6 +237,8 @@ class PrefillWorker(Worker):
         answer = at_prefill(self._ended.get(key), body)  # type: ignore[arg-type]
         if answer.remember is not None:
             self._remember(key, answer.remember)
+        if self.journal is not None and not answer.begin:
+            self.journal.unknown(key, pair.incarnation.hex(), body, answer.send)  # type: ignore[arg-type]
         for message in answer.send:
             self.send(pair.connection, key, message)
         if answer.begin:
@@ -294,6 +306,8 @@ class PrefillWorker(Worker):
         ended = pair.sender.poll()
         for written in ended:
             key, batch = pair.writes.pop(written.batch)
+            if self.journal is not None:
+                self.journal.written(key, batch, written.ok, written.stopped)
             record = self._records.get(key)
             if record is not None:
                 self._perform(key, record, record.machine.wrote(batch, written.ok, written.stopped))
@@ -343,6 +357,8 @@ class PrefillWorker(Worker):
         assert pair.sender is not None
         pair.batches += 1
         pair.writes[pair.batches] = (key, batch)
+        if self.journal is not None:
+            self.journal.writes(key, batch, [(page, int(record.pages[page]), slot) for page, slot in pages])
         pair.sender.write(pair.batches, [(memory[record.pages[page]], slot) for page, slot in pages])
         self._poll_writes(pair)  # shared memory has written already
 
