@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
 
-.PHONY: install serve test soak lint clean
+.PHONY: install serve test soak prove lint clean
 
 install: $(VENV)/.installed
 
@@ -27,7 +27,12 @@ lint: install
 test: install lint
 	GOMP_SPINCOUNT=1000 $(BIN)/pytest $(ARGS)
 
-# What takes too long for every change: drills at every point there is, everything wrong at once.
+# Every state of the handoff in the default scope, and the induction; ARGS="--scope small" takes a minute.
+prove: install
+	$(BIN)/hermetic prove $(ARGS)
+
+# What takes too long for every change: drills at every point there is, everything wrong at
+# once, every mutant, thousands of simulated requests.
 soak: install
 	GOMP_SPINCOUNT=1000 $(BIN)/pytest -m soak $(ARGS)
 

@@ -44,6 +44,7 @@ _SERVE_MODULES = frozenset({
     "torch", "numpy", "numba", "transformers", "safetensors", "gguf", "sentencepiece", "huggingface_hub", "fastapi",
     "starlette", "uvicorn", "uvloop", "httptools", "zmq", "prometheus_client",
 })  # fmt: skip
+_PROOF_MODULES = frozenset({"z3"})
 
 _DEFAULT = ServeOptions()
 
@@ -56,9 +57,10 @@ def main() -> None:
         _fail(str(error))
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _SERVE_MODULES:
+        extra = "serve" if missing in _SERVE_MODULES else "proof" if missing in _PROOF_MODULES else ""
+        if not extra:
             raise
-        _fail(f"this command needs {missing}, which is not installed: pip install 'hermetic[serve]'")
+        _fail(f"this command needs {missing}, which is not installed: pip install 'hermetic[{extra}]'")
 
 
 def _fail(message: str) -> None:
@@ -177,6 +179,14 @@ def serve(
         str | None, typer.Option(help="File that keeps a disabled model disabled over a restart.")
     ] = None,
     log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = _DEFAULT.log_format,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Record what the handoff protocol does in FILE, emptied first; see `hermetic prove --conform`. "
+            "No tokens stand in it.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API: gateway and workers on this machine."""
     options = ServeOptions(
@@ -207,6 +217,7 @@ def serve(
         trip_failures=trip_failures,
         trip_minutes=trip_minutes,
         state_file=state_file,
+        trace=trace,
     )
     typer.echo(f"starting {options.mode} workers for {options.model} ...", err=True)
     from hermetic.serve import main as run
@@ -220,6 +231,14 @@ _ClusterPath = Annotated[
 _WorkerName = Annotated[
     str | None, typer.Option("--name", help="Which worker of the file. Default: the only one of this role.")
 ]
+_Trace = Annotated[
+    str | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Append what the handoff protocol does here to FILE, for `hermetic prove --conform`. No tokens stand in it.",
+    ),
+]
 
 
 @app.command()
@@ -231,22 +250,22 @@ def gateway(cluster: _ClusterPath) -> None:
 
 
 @app.command()
-def prefill(cluster: _ClusterPath, name: _WorkerName = None) -> None:
+def prefill(cluster: _ClusterPath, name: _WorkerName = None, trace: _Trace = None) -> None:
     """Run one prefill worker of a cluster. The first Ctrl-C lets it leave, the second ends it."""
-    _worker(cluster, "prefill", name)
+    _worker(cluster, "prefill", name, trace)
 
 
 @app.command()
-def decode(cluster: _ClusterPath, name: _WorkerName = None) -> None:
+def decode(cluster: _ClusterPath, name: _WorkerName = None, trace: _Trace = None) -> None:
     """Run one decode (or unified) worker of a cluster. The first Ctrl-C lets it leave, the second ends it."""
-    _worker(cluster, "decode", name)
+    _worker(cluster, "decode", name, trace)
 
 
-def _worker(cluster: Path, command: str, name: str | None) -> None:
+def _worker(cluster: Path, command: str, name: str | None, trace: str | None) -> None:
     os.environ.update(WORKER_ENVIRONMENT | os.environ)  # before torch is imported, which reads it
     from hermetic.run_worker import main as run
 
-    run(cluster, command, name)
+    run(cluster, command, name, trace or "")
 
 
 @app.command()
@@ -410,6 +429,196 @@ def _show_info(model: ModelInfo, sizes: list[int]) -> None:
         "Whole pages of 16 tokens, with their seals: what a server of this model will say that it measured.",
         soft_wrap=True,
     )
+
+
+@app.command()
+def prove(
+    scope: Annotated[str, typer.Option(help="How much to search: small, default or large.")] = "default",
+    requests: Annotated[int | None, typer.Option(help="Change the scope: requests.", min=1)] = None,
+    prompt_pages: Annotated[int | None, typer.Option(help="Pages of the first prompt.", min=1)] = None,
+    pages: Annotated[int | None, typer.Option(help="Pages of each worker.", min=1)] = None,
+    slots: Annotated[int | None, typer.Option(help="Landing slots of each pair.", min=1)] = None,
+    prefill_workers: Annotated[int | None, typer.Option(help="Prefill workers.", min=1)] = None,
+    decode_workers: Annotated[int | None, typer.Option(help="Decode workers.", min=1)] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N", help="How often the adversary may do it in one run, like crash=1; repeat."
+        ),
+    ] = None,
+    at_most: Annotated[
+        int | None, typer.Option(help="Faults of all kinds together in one run.", min=0)
+    ] = None,
+    induction: Annotated[
+        bool, typer.Option(help="Prove the abstract protocol, and tie the code to it.")
+    ] = True,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Play a saved counterexample again.")
+    ] = None,
+    as_test: Annotated[bool, typer.Option("--as-test", help="Print it as a pytest test.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Draw every step of a long counterexample.")] = False,
+    conform: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Is this recording (--trace) a behaviour of the protocol?"),
+    ] = None,
+    mutant: Annotated[
+        str, typer.Option(metavar="NAME", help="Put a fault of the field in, and find it.")
+    ] = "",
+    mutants: Annotated[bool, typer.Option("--mutants", help="Every mutant, and what catches it.")] = False,
+    write_docs: Annotated[
+        bool, typer.Option("--write-docs", help="With --mutants or --growth: into docs/proof.md.")
+    ] = False,
+    growth: Annotated[
+        bool, typer.Option("--growth", help="How the number of states grows with each bound.")
+    ] = False,
+    processes: Annotated[int, typer.Option(help="Processes that search.", min=1)] = 2,
+    seed: Annotated[int, typer.Option(help="Of random walks (--scope large).")] = 0,
+    seconds: Annotated[float, typer.Option(help="Of random walks, for each part.")] = 120.0,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where the counterexample is saved; if all holds, the figures."),
+    ] = None,
+) -> None:
+    """Check the protocol: every state of the production machines in a scope, an induction for any size, recordings.
+
+    Exit code 0: all holds. 1: there is a counterexample, drawn and saved. 2: it could not be run.
+    """
+    from hermetic.proof import prove as proof
+    from hermetic.proof.options import ProveOptions, Sizes
+
+    sizes = Sizes(
+        requests,
+        prompt_pages,
+        pages,
+        slots,
+        prefill_workers,
+        decode_workers,
+        at_most,
+        _counts("--fault", fault or []),
+    )
+    options = ProveOptions(
+        scope=scope,
+        sizes=sizes,
+        induction=induction,
+        processes=processes,
+        seed=seed,
+        seconds=seconds,
+        replay=replay,
+        as_test=as_test,
+        full=full,
+        conform=conform,
+        mutant=mutant,
+        mutants=mutants,
+        write_docs=write_docs,
+        growth=growth,
+        json=json,
+    )
+    raise typer.Exit(proof.main(options))
+
+
+def _counts(option: str, given: list[str]) -> dict[str, int]:
+    """`name=number` each. Raises OptionError."""
+    counts = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if not (name and number.isascii() and number.isdigit()):
+            raise OptionError(f"{option} is {text!r}; it must be a name and a number, like crash=1")
+        counts[name] = int(number)
+    return counts
+
+
+_Rate = Annotated[float | None, typer.Option(min=0.0, rich_help_panel="How much goes wrong")]
+_Chance = Annotated[float | None, typer.Option(min=0.0, max=1.0, rich_help_panel="How much goes wrong")]
+
+
+@app.command()
+def simulate(
+    seed: Annotated[int, typer.Option(help="The first seed; a run is a function of it.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs, each with the next seed.", min=1)] = 1,
+    requests: Annotated[int, typer.Option(help="Requests of each run.", min=1)] = 50,
+    loss: _Chance = None,
+    duplicate: _Chance = None,
+    late: _Chance = None,
+    abort: _Chance = None,
+    write_fails: _Chance = None,
+    write_doubt: _Chance = None,
+    crash: _Rate = None,
+    freeze: _Rate = None,
+    slow: _Rate = None,
+    cut: _Rate = None,
+    cut_data: _Rate = None,
+    damage_slot: _Rate = None,
+    damage_page: _Rate = None,
+    drain: _Rate = None,
+    leave: _Rate = None,
+    disable: _Rate = None,
+    gateway: _Rate = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Nothing goes wrong but what is asked for here.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="These requests of the plan alone, like 3,17; or none.")
+    ] = None,
+    faults: Annotated[str | None, typer.Option(help="These planned faults alone, like 0,2; or none.")] = None,
+    without: Annotated[str, typer.Option(help="Classes of faults that do not happen, like loss,late.")] = "",
+    mutant: Annotated[
+        str, typer.Option(metavar="NAME", help="Put a fault of the field in, and find it.")
+    ] = "",
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Every mutant: how many seeds until it is found.")
+    ] = False,
+    transport: Annotated[str, typer.Option(help="simulated, or mooncake with --wall-clock.")] = "simulated",
+    wall_clock: Annotated[
+        bool, typer.Option("--wall-clock", help="Real time, for a real transport.")
+    ] = False,
+    processes: Annotated[int, typer.Option(help="Processes that run seeds.", min=1)] = 2,
+    shrink: Annotated[bool, typer.Option(help="Make a failing run as small as possible.")] = True,
+    json: Annotated[str, typer.Option(metavar="FILE", help="Where a counterexample is saved.")] = "",
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Record the protocol, for `prove --conform`.")
+    ] = "",
+) -> None:
+    """Run whole deployments on virtual time with faults, and compare every token of every answer.
+
+    Exit code 0: nothing is wrong. 1: there is a counterexample, made small. 2: it could not be run.
+    """
+    os.environ.update(WORKER_ENVIRONMENT | os.environ)  # before torch is imported, which reads it
+    from dataclasses import replace
+
+    from hermetic.proof.simulation.command import main as run
+    from hermetic.proof.simulation.options import CLASSES, Narrowed, Rates, SimulateOptions
+
+    given = {name: value for name, value in locals().items() if name in CLASSES and value is not None}
+    rates = replace(Rates().quiet() if quiet else Rates(), **given)
+    narrowed = Narrowed(
+        _numbers("--only", only), _numbers("--faults", faults), tuple(without.split(",")) if without else ()
+    )
+    options = SimulateOptions(
+        seed=seed,
+        seeds=seeds,
+        requests=requests,
+        rates=rates,
+        narrowed=narrowed,
+        mutant=mutant,
+        mutants=mutants,
+        transport=transport,
+        wall_clock=wall_clock,
+        processes=processes,
+        json=json,
+        shrink=shrink,
+        trace=trace,
+    )
+    raise typer.Exit(run(options))
+
+
+def _numbers(option: str, given: str | None) -> tuple[int, ...] | None:
+    """`1,2,3`; `none` for no number at all; None when the option was not given. Raises OptionError."""
+    if given is None:
+        return None
+    parts = [] if given == "none" else given.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise OptionError(f"{option} is {given!r}; it must be numbers, like 3,17, or none")
+    return tuple(map(int, parts))
 
 
 @app.command("hash-key")

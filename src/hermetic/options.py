@@ -78,3 +78,4 @@ class ServeOptions:
     trip_failures: int = 3  # integrity failures within `trip_minutes` that disable the model; 0: never
     trip_minutes: float = 10.0
     state_file: str | None = None  # where "disabled" survives a restart of the gateway
+    trace: str | None = None  # file that every worker records the protocol's events in

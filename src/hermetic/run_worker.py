@@ -66,7 +66,9 @@ def choose(file: ClusterFile, command: str, name: str | None) -> WorkerTable:
     return worker
 
 
-def worker_config(file: ClusterFile, worker: WorkerTable, secrets: ClusterKeys, host: str) -> WorkerConfig:
+def worker_config(
+    file: ClusterFile, worker: WorkerTable, secrets: ClusterKeys, host: str, trace: str = ""
+) -> WorkerConfig:
     """What this worker is told. `host` is the IP address of its `listen`."""
     threads = worker.threads
     if threads is None:
@@ -97,6 +99,7 @@ def worker_config(file: ClusterFile, worker: WorkerTable, secrets: ClusterKeys, 
         drain_seconds=file.timing.drain_seconds,
         silent_seconds=file.timing.silent_seconds,
         transfer_floor=file.timing.transfer_floor,
+        trace=trace,
         supervised=False,
     )
 
@@ -118,13 +121,13 @@ def _in_words_of_the_file(message: str) -> str:
     return re.sub(r"--[a-z-]+", lambda option: _KEYS.get(option[0], option[0]), message)
 
 
-def main(path: Path, command: str, name: str | None) -> NoReturn:
+def main(path: Path, command: str, name: str | None, trace: str = "") -> NoReturn:
     """The command, to the end of the process. Raises OptionError for what is wrong with the files."""
     file = cluster_file.load(path)
     worker = choose(file, command, name)
     secrets = keys.load(file.keys)
     host = own_address(file, ("workers", worker.name, "listen"), worker.listen)
-    config = worker_config(file, worker, secrets, host)
+    config = worker_config(file, worker, secrets, host, trace)
     check(file, config)
 
     from hermetic.worker.process import run_standalone

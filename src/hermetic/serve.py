@@ -14,6 +14,8 @@ from hermetic.gateway import supervisor
 from hermetic.gateway.cluster import Cluster
 from hermetic.gateway.options import ClusterOptions
 from hermetic.gateway.supervisor import Commands, Supervisor, WorkerHandle, product_command
+from hermetic.handoff.trace import TraceFileError
+from hermetic.handoff.trace import start as start_trace
 from hermetic.http_server import Site, in_thread
 from hermetic.kv.lineage import Secret
 from hermetic.model.source import locate
@@ -117,6 +119,7 @@ def worker_configs(
             drain_seconds=options.drain_deadline,
             silent_seconds=options.silent_after,
             transfer_floor=options.transfer_floor,
+            trace=os.path.abspath(options.trace) if options.trace else "",
         )
         for name, role, kv in roles
     ]
@@ -139,6 +142,11 @@ async def deployment(
     model = await in_thread(read_config, source)
     for config in configs:  # refuse before anything is started
         sizes(config, model)
+    if options.trace:
+        try:
+            start_trace(options.trace)
+        except TraceFileError as error:
+            raise OptionError(str(error)) from error
     cluster = Cluster(options.served_name or source.name, keys, cluster_options(options))
     workers: Supervisor | None = None
     try:

@@ -14,6 +14,7 @@ import pytest
 from running import Command, ask, free_port, until
 
 from hermetic import keys
+from hermetic.proof.conform import conform
 
 pytestmark = pytest.mark.slow
 GATEWAY, HTTP, PREFILL, DECODE = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.4"
@@ -63,8 +64,8 @@ def test_a_cluster_of_three_commands_serves_leaves_and_comes_back(
     early = ask(url)
     assert early.status_code == 503, early.text
     assert httpx.get(f"{url}/ready", timeout=30).status_code == 503
-    prefill = command("prefill", "--cluster", cluster, "--name", "p")
-    decode = command("decode", "--cluster", cluster)
+    prefill = command("prefill", "--cluster", cluster, "--name", "p", "--trace", "trace")
+    decode = command("decode", "--cluster", cluster, "--trace", "trace")
     decode.wait_for("ready d ")
     until(lambda: serves(url), log=gateway.log)
     answer = ask(url).json()["choices"][0]["text"]
@@ -90,7 +91,7 @@ def test_a_cluster_of_three_commands_serves_leaves_and_comes_back(
     assert ask(url).status_code == 503
 
     # It comes back under its name, as another incarnation.
-    again = command("decode", "--cluster", cluster)
+    again = command("decode", "--cluster", cluster, "--trace", "trace")
     until(lambda: serves(url), 240, again.log)
     assert ask(url).json()["choices"][0]["text"] == answer
 
@@ -131,6 +132,13 @@ def test_a_cluster_of_three_commands_serves_leaves_and_comes_back(
     assert "Traceback" not in "\n".join(gateway.log + prefill.log + decode.log + again.log)
     assert prefill.end() == 0
     assert gateway.end() == 0
+
+    # What the workers recorded into one file, through all of this, is a behaviour of the protocol.
+    found = conform(folder / "trace")
+    assert found.conforms, found.lines()
+    assert sorted(found.processes) == ["d", "d", "p"]
+    assert not found.killed
+    assert found.actions["enter"] >= 5
 
 
 def metric(url: str, name: str) -> float:

@@ -65,6 +65,7 @@ def slots(pair: LabPair) -> tuple[int, int, int]:
     return tuple(peer.slots.counts())
 
 
+@pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
 def test_an_abort_for_a_ticket_that_prefill_never_saw_is_answered_with_drained_and_it_never_starts(
     pair: LabPair,
 ) -> None:
@@ -96,6 +97,7 @@ def _answer(submit: m.Submit) -> Any:
     return Answer(submit, {0: []}, {0: []})
 
 
+@pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
 def test_messages_for_tickets_that_decode_does_not_know_are_counted_and_move_nothing(pair: LabPair) -> None:
     before = pair.decode.engine.pool.counts(), slots(pair)
     for body in (

@@ -8,6 +8,7 @@ more, a gateway that cancels the other half, a fence that replaces the segment.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from hermetic.handoff.machine import Machine
 from hermetic.handoff.outcome import Aborted, Completed, Failed, Outcome, Refused
 from hermetic.handoff.prefill import ACTIVE, PrefillHandoff
 from hermetic.handoff.prefill import State as PrefillState
+from hermetic.handoff.trace import Journal, Recorder
 from hermetic.kv.slots import Slots, SlotUse
 
 SIZE = 16
@@ -60,10 +62,24 @@ class Rows:
 
 @contextmanager
 def rows_taken() -> Iterator[Counter[tuple[type, Any, str]]]:
-    """The rows that are taken in the block."""
+    """The rows that are taken in the block, which is not recorded."""
     rows = Rows()
-    with mock.patch.object(Machine, "observer", rows):
+    with mock.patch.object(Recorder, "current", None), mock.patch.object(Machine, "observer", rows):
         yield rows.taken
+
+
+class Journals:
+    """What the two workers of a world would say to a recording (`--trace`)."""
+
+    def __init__(self, recorder: Recorder, world: World) -> None:
+        self.prefill = self._join(recorder, "prefill", 0)
+        self.decode = self._join(recorder, "decode", world.count)
+        self.decode.has_segment(world.slots, self.prefill.p, 0)
+        self.prefill.opened(self.decode.p, 0)
+
+    @staticmethod
+    def _join(recorder: Recorder, role: str, slots: int) -> Journal:
+        return recorder.join(role, role, os.urandom(8), SIZE, 0, slots)
 
 
 @dataclass
@@ -119,6 +135,7 @@ class World:
         self.old: list[tuple[str, Ticket, m.HandoffMessage]] = []
         self.prefill_alive = self.decode_alive = self.connected = True
         self.tickets = [Ticket(m.Key(bytes([i]) * 16, 1), count) for i, count in enumerate(tokens)]
+        self.told: Journals | None = None if Recorder.current is None else Journals(Recorder.current, self)
 
     # ----------------------------------------------------------------- performing
 
@@ -141,6 +158,10 @@ class World:
                     assert not uses & self.written, "one use of a slot was written twice"
                     self.written |= uses
                     t.flights.append(Flight(batch, pages, self.sender))
+                    if self.told:
+                        self.told.prefill.writes(
+                            t.key, batch, [(page, page, use.slot) for page, use in pages]
+                        )
                 case CloseLeases():
                     t.closes["prefill"] += 1
                     assert not t.flights, "source pages were given back under a write"
@@ -231,6 +252,8 @@ class World:
 
     def reserve(self, t: Ticket) -> None:
         t.decode = DecodeHandoff(t.key, t.tokens, t.pages, self.slots)
+        if self.told:
+            self.told.decode.begins(t.decode, self.told.prefill.p)
         self.at_decode(t, t.decode.reserved())
 
     def credit(self, t: Ticket) -> None:
@@ -247,9 +270,15 @@ class World:
             self.report(t, "prefill", Refused("no_pair", ""))
             t.prefill_end = t.reports["prefill"][0]
             return
-        t.prefill = t.prefill or PrefillHandoff(t.key)
+        t.prefill = t.prefill or self.at_prefill_begins(t)
         tokens = tokens or t.tokens
         self.at_prefill(t, t.prefill.submitted(tokens, -(-tokens // SIZE)))
+
+    def at_prefill_begins(self, t: Ticket) -> PrefillHandoff:
+        machine = PrefillHandoff(t.key)
+        if self.told:
+            self.told.prefill.begins(machine, self.told.decode.p)
+        return machine
 
     def start(self, t: Ticket) -> None:
         assert t.prefill is not None
@@ -275,6 +304,8 @@ class World:
             self.put(t, flight, at, intact or at > 0)
         t.flights.remove(flight)
         assert t.prefill is not None, "a record was forgotten under a write"
+        if self.told:
+            self.told.prefill.written(t.key, flight.batch, True, True)
         self.at_prefill(t, t.prefill.wrote(flight.batch, True))
 
     def copy(self, t: Ticket) -> None:
@@ -282,6 +313,9 @@ class World:
         copy, free = t.running.pop(0), self.slots.free
         t.landed[copy.page] = self.memory.get(copy.slot.slot, (b"", -1, False))
         good = t.landed[copy.page] == (t.key.ticket, copy.page, True)
+        if self.told:
+            self.told.decode.copies([(t.key, copy)], [copy.page])
+            self.told.decode.verified([(t.key, copy)], [copy.page], [good])
         actions = t.decode.copied(copy.page, good)
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, m.Resend):
@@ -309,20 +343,27 @@ class World:
             self.first_cause(t, "prefill", message, t.prefill.state in ACTIVE, t.prefill.received(message))
         elif isinstance(message, m.Abort):
             t.prefill_end = t.prefill_end or Aborted(message.code, message.reason)
-            self.at_prefill(t, [Send(m.Drained())])
+            self.prefill_answers(t, message, m.Drained())
         elif isinstance(message, m.Grant) and t.prefill_end is None:
-            t.prefill = PrefillHandoff(t.key)
+            t.prefill = self.at_prefill_begins(t)
             self.at_prefill(t, t.prefill.received(message))
         elif isinstance(message, m.Grant | m.Credit | m.Resend):
             ended = t.prefill_end
             if ended is not None and not isinstance(ended, Completed):
-                self.at_prefill(t, [Send(m.Abort(ended.code, ended.reason)), Send(m.Drained())])
+                self.prefill_answers(t, message, m.Abort(ended.code, ended.reason), m.Drained())
+
+    def prefill_answers(self, t: Ticket, message: m.HandoffMessage, *answer: m.HandoffMessage) -> None:
+        if self.told:
+            self.told.prefill.unknown(t.key, self.told.decode.p, message, answer)
+        self.at_prefill(t, [Send(said) for said in answer])
 
     def to_decode(self, t: Ticket, message: m.HandoffMessage) -> None:
         if t.decode is not None:
             self.first_cause(t, "decode", message, t.decode.state in OPEN, t.decode.received(message))
         elif t.decode_over and isinstance(message, m.Started | m.Landed | m.Complete):
             answer = m.Ack() if t.entered else m.Abort(UNKNOWN.code, UNKNOWN.reason)
+            if self.told:
+                self.told.decode.unknown(t.key, self.told.prefill.p, message, [answer])
             self.at_decode(t, [Send(answer)])
 
     def first_cause(
@@ -428,13 +469,18 @@ class World:
         assert isinstance(told, m.Complete)
         tokens, pages, batches = [(-1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1), (1, 0, 0)][pick % 5]
         wrong = m.Complete(told.tokens + tokens, told.pages + pages, told.batches + batches, told.state)
-        self.up.appendleft((t, wrong))
+        self.forge(t, wrong)
 
     def lie_about_a_page(self, pick: int) -> None:
         t, told = self.up.popleft()
         assert isinstance(told, m.Landed)
         (_, slot, use), *rest = told.pages
-        self.up.appendleft((t, m.Landed(told.sequence, ((pick % (t.pages + 2) - 1, slot, use), *rest))))
+        self.forge(t, m.Landed(told.sequence, ((pick % (t.pages + 2) - 1, slot, use), *rest)))
+
+    def forge(self, t: Ticket, message: m.HandoffMessage) -> None:
+        if self.told:
+            self.told.prefill.forged(t.key, message)
+        self.up.appendleft((t, message))
 
     def abort_prefill(self, t: Ticket, cause: Outcome) -> None:
         assert t.prefill is not None
@@ -452,6 +498,8 @@ class World:
         else:
             flight.doubt = True
         assert t.prefill is not None
+        if self.told:
+            self.told.prefill.written(t.key, flight.batch, False, stopped)
         self.at_prefill(t, t.prefill.wrote(flight.batch, False, stopped))
 
     def overdue(self, t: Ticket) -> None:
@@ -465,11 +513,16 @@ class World:
         """The peer's segment is fenced and thrown away, and the peer, which may be alive, is given another one."""
         self.fenced("fenced")
         self.slots, self.memory, self.segment = Slots(self.count), {}, self.segment + 1
+        if self.told:
+            self.told.decode.has_segment(self.slots, self.told.prefill.p, self.segment)
 
     def fenced(self, why: str) -> None:
         for t in self.tickets:
             while t.running:  # a worker fences between two rounds
                 self.copy(t)
+        if self.told:
+            self.told.decode.has_fenced(self.segment)
+        for t in self.tickets:
             if t.decode is not None:
                 self.at_decode(t, t.decode.fenced(why))
             assert t.decode is None, "something waits for a peer that was fenced"
@@ -480,8 +533,12 @@ class World:
         """Prefill is told of the new segment: it closes the sender of the former one."""
         self.sender = self.segment
         self.drop_segment("fenced")
+        if self.told:
+            self.told.prefill.opened(self.told.decode.p, self.segment)
 
     def drop_segment(self, why: str) -> None:
+        if self.told:
+            self.told.prefill.closed(self.told.decode.p, gone=not self.decode_alive)
         for t in self.tickets:
             if t.prefill is not None and t.prefill.state in TOUCHED:
                 t.flights.clear()

@@ -264,11 +264,13 @@ ROWS: dict[tuple[State, str], list[Case]] = {
         (state, "abort"): [
             Case(MAKE[state], leave, [*stop(state), told(LEFT), Report(LEFT), *END], State.ENDED)
         ]
-        for state in ACTIVE
+        for state in State
+        if state in ACTIVE
     },
     **{
         (state, "Abort"): [Case(MAKE[state], late, [*stop(state), Report(LATE), *END], State.ENDED)]
-        for state in ACTIVE
+        for state in State
+        if state in ACTIVE
     },
     (State.DRAINING, "Abort"): [Case(draining, late, [], State.DRAINING)],
     (State.STUCK, "Abort"): [Case(stuck, late, [], State.STUCK)],
@@ -286,7 +288,8 @@ ROWS: dict[tuple[State, str], list[Case]] = {
         (state, "fenced"): [
             Case(MAKE[state], fence, [*stop(state), told(DIED), Report(DIED), *END], State.ENDED)
         ]
-        for state in ACTIVE
+        for state in State
+        if state in ACTIVE
     },
     (State.DRAINING, "fenced"): [Case(draining, fence, END, State.ENDED)],
     (State.STUCK, "fenced"): [Case(stuck, fence, END, State.ENDED)],

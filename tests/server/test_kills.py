@@ -24,6 +24,7 @@ from hermetic.lab.points import POINTS, arm, fired
 from hermetic.lab.process import COMMAND, VARIABLE
 from hermetic.lab.storm import Traffic, with_common_beginnings
 from hermetic.options import ServeOptions
+from hermetic.proof.conform import conform
 
 CLIENTS = 6
 FIRE_SECONDS, BACK_SECONDS = 120.0, 180.0  # "no hang" on a machine that does much else
@@ -86,13 +87,17 @@ async def drill(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: list[Roun
     monkeypatch.setattr(supervisor, "FIRST_WAIT", 0.05)
     monkeypatch.setattr(supervisor, "LONGEST_WAIT", 0.05)
     model = make_model(folder / "model", vocab_size=VOCAB)
-    async with here(options(model), commands=lambda _config: COMMAND) as served:
+    trace = folder / "trace"
+    async with here(options(model, trace=str(trace)), commands=lambda _config: COMMAND) as served:
         async with under_load(served, model) as traffic:
             for deaths in rounds:
                 await kill_at(served, traffic, control, deaths)
                 print(f"{deaths}: {traffic.tally}", flush=True)
         assert len((control / "log").read_text().splitlines()) == sum(map(len, rounds))
         assert (await served.cluster.stats())["gateway"]["retries_worker_lost"] > 0
+    found = conform(trace)
+    assert found.conforms, found.lines()
+    assert len(found.killed) == sum(map(len, rounds))  # as far as they recorded it; the others' part is whole
 
 
 async def kill_at(served: Here, traffic: Traffic, control: Path, deaths: Round) -> None:
@@ -134,7 +139,8 @@ async def test_a_worker_killed_at_every_point_there_is_costs_no_request_anything
 async def test_frozen_workers_are_left_out_cost_no_request_anything_and_serve_again(tmp_path: Path) -> None:
     """One of each role, one after the other, for longer than the others wait for it; then it goes on in the middle."""
     model = make_model(tmp_path / "model", vocab_size=VOCAB)
-    async with here(options(model, silent_after=2.0, drain_deadline=2.0)) as served:
+    trace = tmp_path / "trace"
+    async with here(options(model, silent_after=2.0, drain_deadline=2.0, trace=str(trace))) as served:
         before = served.incarnations()
         async with under_load(served, model):
             for name in ("prefill-0", "decode-0"):
@@ -151,3 +157,6 @@ async def test_frozen_workers_are_left_out_cost_no_request_anything_and_serve_ag
         figures = await served.cluster.stats()
         assert figures["gateway"]["retries_worker_lost"] > 0
         assert sum(values.get("peers_lost", 0) for values in figures.values()) > 0
+    found = conform(trace)
+    assert found.conforms, found.lines()
+    assert not found.killed

@@ -10,6 +10,7 @@ from serving import here
 from hermetic.lab.cluster import make_model, undisturbed
 from hermetic.lab.storm import Traffic, storm, with_common_beginnings
 from hermetic.options import ServeOptions
+from hermetic.proof.conform import conform
 
 VOCAB, OUTPUT, REQUESTS = 512, 24, 200
 
@@ -31,6 +32,7 @@ async def test_of_two_hundred_requests_seventy_in_a_hundred_leave_and_the_others
         chunk=64,
         landing_slots=16,
         on_disconnect=policy,
+        trace=str(tmp_path / "trace"),
     )
     async with here(options) as served:
         traffic = Traffic(served.client, "tiny", expected)
@@ -43,6 +45,10 @@ async def test_of_two_hundred_requests_seventy_in_a_hundred_leave_and_the_others
     # 60 stay and some 70 come back; of the 140 that leave, some have their answer before they get to it.
     assert tally.right + tally.left >= REQUESTS + 0.4 * 0.7 * REQUESTS
     assert tally.left >= 0.5 * 0.7 * REQUESTS
+    found = conform(tmp_path / "trace")  # of two real processes: it is a behaviour of the abstract protocol
+    assert found.conforms, found.lines()
+    assert (found.open, found.killed, found.unfollowed) == (0, (), 0), found.lines()
+    assert found.tickets >= REQUESTS
     assert figures["prefill-0"]["prefix_pages_shared"] > 0
     assert figures["decode-0"]["aborted"] > 0
     assert figures["decode-0"]["kv_integrity_failures"] == figures["prefill-0"]["kv_integrity_failures"] == 0

@@ -482,6 +482,7 @@ def test_what_a_step_says_of_a_request_that_ended_while_its_events_were_worked_o
     settled(pair)
 
 
+@pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
 # --------------------------------------------------------------------------------------------- nobody's tickets
 @pytest.mark.parametrize("body", [h.Started(1), h.Landed(1, ((0, 0, 1),)), h.Complete(1, 1, 1, b"")])
 def test_decode_answers_what_it_does_not_know_with_an_abort_that_says_so(body: h.HandoffMessage) -> None:
@@ -497,6 +498,7 @@ def test_decode_answers_what_it_does_not_know_with_an_abort_that_says_so(body: h
     settled(pair)
 
 
+@pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
 @pytest.mark.parametrize("body", [h.Drained(), h.Abort("x", "y")])
 def test_what_asks_for_nothing_is_counted_and_not_answered(body: h.HandoffMessage) -> None:
     pair = make_pair("landing")
@@ -522,6 +524,7 @@ def test_a_grant_whose_request_never_comes_holds_nothing_and_ends_with_decodes_a
     settled(pair)
 
 
+@pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
 def test_a_grant_for_other_pages_than_the_request_needs_fails_it_with_the_numbers() -> None:
     pair = make_pair("landing")
     pair.drop = lambda message: isinstance(message[3], h.Grant) and message[3].pages == 5
@@ -556,6 +559,7 @@ def test_an_attempt_that_was_here_is_not_taken_twice() -> None:
     settled(pair)
 
 
+@pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
 def test_decodes_abort_that_overtakes_the_request_is_the_cause_that_prefill_reports() -> None:
     pair = make_pair("landing")
     key = Key((1).to_bytes(16, "little"), 1)

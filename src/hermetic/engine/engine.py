@@ -108,7 +108,8 @@ class Engine:
         self._prefilling: list[Sequence] = []  # by age
         self._running: list[Sequence] = []  # by age
         self._reserved: dict[Key, Sequence] = {}
-        self._live: dict[Key, set[Sequence]] = {}
+        # Dicts in place of sets here and below: what is done for each of several is done in the same order in every process.
+        self._live: dict[Key, dict[Sequence, None]] = {}
         self._read_verified: set[Key] = set()  # live jobs counted in requests_verified_read
         self._rows_promised = 0  # rows that admitted jobs will need and do not have yet
         self._events: list[Event] = []
@@ -153,7 +154,7 @@ class Engine:
         """Queue an admitted job: for computing, or on a decode worker for its reservation."""
         assert self.admit(job) is None
         seq = Sequence(job, job.choice, job.tokens.tolist(), self._chain(job))
-        self._live[job.key] = {seq}
+        self._live[job.key] = {seq: None}
         bisect.insort(self._waiting, seq, key=lambda s: s.job.age)
         self.counters.requests += 1
         self._room_seen = None  # there is somebody new to try
@@ -291,13 +292,13 @@ class Engine:
             return
         suspect = np.array(sorted(pages), np.int32)
         self.pool.quarantine(suspect[self.pool.held(suspect)])
-        hit = {
-            seq.job.key
+        hit: dict[Key, None] = {
+            seq.job.key: None
             for live in self._live.values()
             for seq in live
             if pages.intersection(seq.pages.tolist())
         }
-        hit |= {seq.job.key for seq in result.bad}
+        hit |= {seq.job.key: None for seq in result.bad}
         for key in hit:
             self._fail(key, "kv_integrity", "a page of this request failed verification when it was read")
 
@@ -371,7 +372,7 @@ class Engine:
         try:
             got = sample(logits, rows)
         except NonFiniteLogits as error:
-            lost = {wanted[r][1].job.key for r in error.rows}
+            lost = dict.fromkeys(wanted[r][1].job.key for r in error.rows)
             for key in lost:
                 self._fail(key, "numerical_error", "the model's output was not a number")
             return self._sample([w for w in wanted if w[1].job.key not in lost], result)
@@ -450,7 +451,7 @@ class Engine:
         child = Sequence(
             parent.job, choice, list(parent.tokens), parent.chain.fork(), Phase.WAITING, computed=tokens
         )
-        self._live[key].add(child)
+        self._live[key][child] = None
         shared, fill = divmod(tokens, self.size)
         child.full = self.pool.lease(Kind.READ, str(key), parent.pages[:shared])
         child.pages = child.full.pages.copy()
@@ -567,7 +568,7 @@ class Engine:
         if self.role is Role.UNIFIED:
             again = replace(job, tokens=np.array(seq.tokens, np.int64), n=1, choice=seq.choice)
             waiting = Sequence(again, seq.choice, list(seq.tokens), self._chain(again))
-            self._live[key].add(waiting)
+            self._live[key][waiting] = None
             bisect.insort(self._waiting, waiting, key=lambda s: s.job.age)
             self._drop(seq)
         else:
@@ -625,7 +626,7 @@ class Engine:
                 self.pool.close(lease)
         live = self._live.get(seq.job.key)
         if live is not None:
-            live.discard(seq)
+            live.pop(seq, None)
 
     def _chain(self, job: Job) -> Chain:
         return Chain(self._hasher, job.root, self.size, self._key.bind)

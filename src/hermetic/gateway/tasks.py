@@ -13,11 +13,11 @@ class Tasks:
     """Keeps them from being collected, and ends them together."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # they end in the order in which they began
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
         return task
 
@@ -29,6 +29,6 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("a part of the gateway has stopped working", exc_info=error)

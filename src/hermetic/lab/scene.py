@@ -132,7 +132,7 @@ class Scene:
     def prefilling(self) -> Sequence | None:
         """The reader while prefill computes it."""
         engine = self.pair.prefill.engine
-        found = engine._live.get(self.reader, set())
+        found = engine._live.get(self.reader, ())
         return next((s for s in found if s.phase is Phase.PREFILLING), None)
 
     def bystander_runs(self) -> bool:

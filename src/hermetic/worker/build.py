@@ -55,6 +55,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     drain_seconds: float = 30.0  # how long decode waits for *drained* before it fences or quarantines
     silent_seconds: float = 30.0  # without a sign of life after which the other end is taken for lost
     transfer_floor: int = 50_000_000  # bytes a second of the slowest link that is accepted
+    trace: str = ""  # file that the protocol's events are appended to; "" for none
     supervised: bool = True  # standard input is the parent's: its end is ours
 
 

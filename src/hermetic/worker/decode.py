@@ -292,7 +292,7 @@ class DecodeWorker(Worker):
 
     def _look_at_waits(self, now: float) -> None:
         """What time alone brings: things to say again, drains that are overdue, silent peers that have died."""
-        late: set[Connection] = set()
+        late: dict[Connection, None] = {}  # in an order that is the same in every process
         for key, record in list(self._records.items()):
             machine = record.machine
             if machine is None:
@@ -301,13 +301,14 @@ class DecodeWorker(Worker):
             if since is not None and now - since > self._drain_seconds and machine.state is State.DRAINING:
                 log.warning("attempt %s did not drain within %.0f s", key, self._drain_seconds)
                 self._overdue(key, record)
-                late.add(record.peer.connection)
+                late[record.peer.connection] = None
             if record.peer.connection in self._peers and record.nudge.due(now):
                 if machine.state is State.QUARANTINED:  # still no answer, or no fence was possible yet
-                    late.add(record.peer.connection)
+                    late[record.peer.connection] = None
                 self._perform(key, record, machine.nudge())
-        for connection in late & self._peers.keys():
-            self._replace(self._peers[connection])
+        for connection in late:
+            if connection in self._peers:
+                self._replace(self._peers[connection])
         for peer in list(self._silent):
             if self._fence(peer, f"prefill worker {peer.info.worker} has ended"):
                 self._silent.remove(peer)

@@ -76,7 +76,7 @@ class PrefillWorker(Worker):
         super().__init__(parts, send)
         self._transport = transport
         self._pairs: dict[Connection, Pair] = {}
-        self._up: set[Connection] = set()  # those with a session and a sender
+        self._up: dict[Connection, None] = {}  # those with a session and a sender
         self._records: dict[Key, Record] = {}
         self._ended: OrderedDict[Key, Outcome] = OrderedDict()
         self._look = Every(LOOK_SECONDS)
@@ -139,12 +139,12 @@ class PrefillWorker(Worker):
             self._unpair(pair, error)
         else:
             pair.segment = segment
-            self._up.add(pair.connection)
+            self._up[pair.connection] = None
         self.send(pair.asked_by, None, m.Paired(pair.name, error, pair.incarnation))
 
     def _unpair(self, pair: Pair, reason: str) -> None:
         """Nothing can be sent to this decode worker now: what has not ended does, and nothing new is taken."""
-        self._up.discard(pair.connection)
+        self._up.pop(pair.connection, None)
         for key, record in list(self._records.items()):
             if record.pair is pair and record.machine.state in ACTIVE:
                 self._perform(key, record, record.machine.abort(Failed("worker_lost", reason)))

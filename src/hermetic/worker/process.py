@@ -8,6 +8,7 @@ input ends, the parent is gone, and so is this process. `hermetic prefill` and `
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import zmq
 
+from hermetic.handoff.trace import Recorder, TraceFileError, recording
 from hermetic.model.errors import ModelError
 from hermetic.options import OptionError
 from hermetic.telemetry import logs
@@ -80,6 +82,8 @@ class WorkerProcess:
                 read = wire.read(ready, sessions.take, sessions.complain, sessions.keyless)
                 idle = not self.worker.tick() and not read
                 sessions.keep(self._clock())
+                if Recorder.current is not None:
+                    Recorder.current.keep()
         finally:
             wire.close()
 
@@ -141,8 +145,9 @@ def run_standalone(config: WorkerConfig, report: Report, make: Make = WorkerProc
 
 def _run(config: WorkerConfig, report: Report, make: Make) -> int:
     try:
-        make(config, report).run()
-    except (OptionError, ModelError, TransportError) as error:
+        with recording(config.trace) if config.trace else contextlib.nullcontext():
+            make(config, report).run()
+    except (OptionError, ModelError, TransportError, TraceFileError) as error:
         report({"error": str(error)})
         return 2
     except MemoryError:

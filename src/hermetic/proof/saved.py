@@ -1,0 +1,86 @@
+"""A counterexample: what explorer, simulator, induction and conformance find, as a file that a person can read and replay.
+
+The one thing to know: a replay needs nothing but this file and the code. `scope` (with `seed`) rebuilds the world, `move` of
+each step names the move to make in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+VERSION = 1
+SOURCES = ("explorer", "simulator", "induction", "conformance")
+
+
+class SavedError(ValueError):
+    """A file that is not a counterexample of this version; the message says what is wrong with it."""
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One move. `actor` and `to` are lanes: gateway, prefill-0, decode-0, network, adversary ("" as `to`: nobody else)."""
+
+    actor: str
+    what: str
+    to: str = ""
+    key: str = ""  # whose: request and attempt, like A/1
+    detail: str = ""
+    move: str = ""  # its name among the moves that are possible where it is made; what a replay looks for
+    fate: str = ""  # of a message: "lost", "twice" (it arrives and will once more), "late"
+
+
+class Counterexample(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a promise was broken. `scope` holds everything that a replay needs besides the moves."""
+
+    kind: str  # I1 .. I6, L1, L2, refinement, induction, conformance, handoff (product code raised)
+    text: str
+    steps: tuple[Step, ...] = ()
+    scope: dict[str, int | float | str | bool | list[int | str]] = {}
+    mutant: str = ""
+    seed: int | None = None
+    source: str = "explorer"  # one of SOURCES
+    shows: tuple[str, ...] = ()  # slots, pages and writes as they are before the last step, one a line
+    version: int = VERSION
+
+    def save(self, path: Path) -> None:
+        """Raises SavedError when it cannot be written. A file that is there is replaced as a whole, or not at all."""
+        # `version` and `source` stand in every file, also where they are the defaults.
+        written = {"version": self.version, "source": self.source} | msgspec.to_builtins(self)
+        text = msgspec.json.format(msgspec.json.encode(written), indent=1) + b"\n"
+        beside = path.with_name(f".{path.name}.new")
+        try:
+            beside.write_bytes(text)
+            beside.replace(path)
+        except OSError as error:
+            raise SavedError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> Counterexample:
+    """Raises SavedError."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise SavedError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        version = msgspec.json.decode(raw, type=_Versioned).version
+    except msgspec.MsgspecError as error:
+        raise SavedError(f"{path} is not a saved counterexample: {error}") from error
+    if version != VERSION:
+        raise SavedError(f"{path} has version {version}; this hermetic reads version {VERSION}")
+    try:
+        found = msgspec.json.decode(raw, type=Counterexample)
+    except msgspec.MsgspecError as error:
+        raise SavedError(f"{path} is not a saved counterexample: {error}") from error
+    if found.source not in SOURCES:
+        raise SavedError(f"{path} was found by {found.source!r}; known are {', '.join(SOURCES)}")
+    return found
+
+
+class _Versioned(msgspec.Struct):
+    """Read first, so that a file of another version is told from one that is no counterexample."""
+
+    version: int
+
+
+__all__ = ["SOURCES", "VERSION", "Counterexample", "SavedError", "Step", "load"]

@@ -1,0 +1,190 @@
+"""`hermetic simulate`: run seeds, say what happened and what was found; exit 0 when everything held, 1 with a counterexample.
+
+The one thing to know: the last line of a finding is the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+
+from hermetic.handoff.trace import TraceFileError, recording, start
+from hermetic.proof.chart import draw
+from hermetic.proof.mutants.patching import WORKERS, MutantError
+from hermetic.proof.mutants.registry import MUTANTS, SIMULATOR, applied
+from hermetic.proof.saved import Counterexample, SavedError
+from hermetic.proof.simulation.campaign import Summary, campaign, one, until_found
+from hermetic.proof.simulation.options import CLASSES, Narrowed, Rates, SimulateOptions, SimulationError
+from hermetic.proof.simulation.plan import Asked
+from hermetic.proof.simulation.shrink import shrink
+from hermetic.proof.simulation.world import Result, asked_again
+
+
+def main(options: SimulateOptions) -> int:
+    """0: all held; 1: something did not; 2: it could not be run."""
+    try:
+        _check(options)
+        if options.mutants:
+            return _mutants(options)
+        with applied(options.mutant, WORKERS):
+            return _wall_clock(options) if options.wall_clock else _virtual(options)
+    except (SimulationError, MutantError, SavedError, TraceFileError) as error:
+        print(f"hermetic simulate: {error}", file=sys.stderr)
+        return 2
+
+
+def seeds_until_found(name: str, tries: int) -> tuple[list[int], Counterexample | None]:
+    """How many seeds it takes to find a mutant, once for each try. The caller has applied it; `name` goes into what is found."""
+    numbers, found = until_found(tries, Asked(50))
+    return numbers, None if found is None else msgspec.structs.replace(found, mutant=name)
+
+
+def replay(found: Counterexample) -> Counterexample | None:
+    """Run it again: what it finds now, or None if everything holds. The mutant is applied by the caller.
+
+    Raises SimulationError for a counterexample that is not the simulator's."""
+    asked = asked_again(found)
+    assert found.seed is not None
+    again = one(asked, found.seed).found
+    return None if again is None else msgspec.structs.replace(again, mutant=found.mutant)
+
+
+def _check(options: SimulateOptions) -> None:
+    if options.seeds < 1 or options.requests < 1 or options.processes < 1:
+        raise SimulationError("--seeds, --requests and --processes are at least 1")
+    for name in options.narrowed.without:
+        if name not in CLASSES:
+            raise SimulationError(f"--without {name}: there are {', '.join(CLASSES)}")
+    for one_rate in fields(Rates):
+        if getattr(options.rates, one_rate.name) < 0:
+            raise SimulationError(f"--{one_rate.name.replace('_', '-')} is less than nothing")
+    if options.transport not in ("simulated", "mooncake"):
+        raise SimulationError(f"--transport {options.transport}: there are simulated and mooncake")
+    if (options.transport == "mooncake") != options.wall_clock:
+        raise SimulationError("--transport mooncake and --wall-clock go together: real bytes take real time")
+    if options.trace and options.seeds > 1:
+        raise SimulationError("--trace records one run: give one seed")
+
+
+def _virtual(options: SimulateOptions) -> int:
+    asked = Asked(options.requests, options.rates, options.narrowed)
+    seeds = range(options.seed, options.seed + options.seeds)
+    began = time.monotonic()
+    shown = _Progress(options.seeds)
+    if options.trace:
+        start(options.trace)
+    with recording(options.trace) if options.trace else nullcontext():
+        summary = campaign(seeds, asked, min(options.processes, options.seeds), shown.at)
+    shown.clear()
+    print(_told(summary, time.monotonic() - began))
+    if not summary.found:
+        return 0
+    _report(options, summary.found[0], asked)
+    return 1
+
+
+def _report(options: SimulateOptions, result: Result, asked: Asked) -> None:
+    found = result.found
+    assert found is not None
+    print(f"\nseed {result.seed}: {found.kind}: {found.text}")
+    if options.shrink:
+        shown = _Progress(0)
+        found, asked = shrink(found, result.seed, asked, shown.say)
+        shown.clear()
+    found = msgspec.structs.replace(found, mutant=options.mutant)
+    print()
+    print(draw(found))
+    if options.json:
+        found.save(Path(options.json))
+        print(f"\nsaved as {options.json}; again: hermetic prove --replay {options.json}")
+    print(f"\nagain: {again(result.seed, asked, options.mutant)}")
+
+
+def again(seed: int, asked: Asked, mutant: str = "") -> str:
+    """The command that repeats a run."""
+    words = [f"hermetic simulate --seed {seed} --requests {asked.requests}"]
+    narrowed: Narrowed = asked.narrowed
+    for name in ("only", "faults", "without"):
+        chosen = getattr(narrowed, name)
+        if chosen or (chosen is not None and name != "without"):
+            words.append(f"--{name} {','.join(map(str, chosen)) or 'none'}")
+    for name in CLASSES:
+        if getattr(asked.rates, name) != getattr(Rates(), name):
+            words.append(f"--{name.replace('_', '-')} {getattr(asked.rates, name):g}")
+    words += [f"--mutant {mutant}"] if mutant else []
+    return " ".join(words)
+
+
+def _told(summary: Summary, seconds: float) -> str:
+    outcomes = {
+        k.removeprefix("outcome "): n for k, n in sorted(summary.counts.items()) if k.startswith("outcome ")
+    }
+    faults = {k: n for k, n in sorted(summary.counts.items()) if not k.startswith("outcome ")}
+    return "\n".join(
+        [
+            f"{summary.runs} runs, {summary.requests:,} requests, {summary.attempts:,} attempts, "
+            f"{summary.pages:,} pages landed, {summary.events:,} events",
+            f"{summary.virtual_seconds:,.0f} virtual seconds in {seconds:.1f} s: "
+            f"{summary.requests / max(seconds, 1e-9):,.0f} requests a second",
+            "outcomes: " + (", ".join(f"{name} {n:,}" for name, n in outcomes.items()) or "none"),
+            "what went wrong: " + (", ".join(f"{name} {n:,}" for name, n in faults.items()) or "nothing"),
+            f"broken promises: {len(summary.found)} runs"
+            if summary.found
+            else "every promise held in every run",
+        ]
+    )
+
+
+def _mutants(options: SimulateOptions) -> int:
+    """For each mutant the median number of seeds until it is found."""
+    missed = 0
+    for name, mutant in MUTANTS.items():
+        with applied(name, WORKERS):
+            numbers, found = seeds_until_found(name, options.seeds)
+        must = SIMULATOR in mutant.caught_by
+        missed += must and found is None
+        how = "not found" + (", and must be" if must else "") if found is None else found.kind
+        seeds = "" if found is None else f"median {statistics.median(numbers):g} seeds ({len(numbers)} tries)"
+        print(f"{name:36} {how:24} {seeds}", flush=True)
+    return 1 if missed else 0
+
+
+def _wall_clock(options: SimulateOptions) -> int:
+    from hermetic.proof.simulation.wall_clock import run_real
+
+    began = time.monotonic()
+    summary = Summary()
+    for seed in range(options.seed, options.seed + options.seeds):
+        summary.add(run_real(seed, Asked(options.requests, options.rates, options.narrowed)))
+    print(_told(summary, time.monotonic() - began))
+    for result in summary.found:
+        assert result.found is not None
+        print(f"\nseed {result.seed}:\n{draw(result.found)}")
+    return 1 if summary.found else 0
+
+
+class _Progress:
+    """One line on a terminal."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs, self._shown = runs, sys.stderr.isatty()
+
+    def at(self, summary: Summary) -> None:
+        self.say(f"{summary.runs} of {self._runs} seeds, {len(summary.found)} with a finding")
+
+    def say(self, text: str) -> None:
+        if self._shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+__all__ = ["again", "main", "replay", "seeds_until_found"]
