@@ -305,6 +305,24 @@ def test_a_peer_that_greets_again_without_a_goodbye_ends_its_former_session() ->
     assert held.segments[0].fenced
 
 
+def test_a_late_hello_to_decodes_predecessor_does_not_take_the_pair_from_the_line_that_stands() -> None:
+    pair, _ = held_pair()
+    info = pair.prefill.info
+    pair.decode.handle(b"an earlier line", None, m.Hello("prefill", info, b"formerly"))
+    assert list(pair.decode._peers) == [PREFILL]
+    assert pair.decode.counters.messages_stale == 1
+    pair.decode.handle(b"a new line", None, m.Hello("prefill", info, pair.decode.info.incarnation))
+    assert list(pair.decode._peers) == [b"a new line"]
+
+
+def test_prefill_says_which_incarnation_it_greets() -> None:
+    pair, _ = held_pair()
+    said: list[m.Body] = []
+    pair.prefill.send = lambda to, key, body: said.append(body)
+    pair.prefill.dialled(DECODE, "decode", b"restart!", GATEWAY)
+    assert said == [m.Hello("prefill", pair.prefill.info, b"restart!")]
+
+
 def test_when_decode_is_gone_prefill_waits_for_none_of_its_writes() -> None:
     pair, held = held_pair(hold=True)
     key = submit(pair)

@@ -112,8 +112,12 @@ class DecodeWorker(Worker):
 
     def handle(self, source: Connection, key: Key | None, body: m.Body) -> None:
         match body:
-            case m.Hello(info=m.WorkerInfo() as info):
-                self._greet(source, info)
+            case m.Hello(info=m.WorkerInfo() as info, to=to):
+                if to in (b"", self.info.incarnation):
+                    self._greet(source, info)
+                else:  # on a line to our predecessor; answering it would take the pair from the line that is ours
+                    self.counters.messages_stale += 1
+                    self.send(source, None, m.Rejected(f"{self.info.worker} has been restarted"))
             case Message() if source in self._peers and key is not None:
                 self._from_prefill(self._peers[source], key, body)
             case _:

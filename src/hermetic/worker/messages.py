@@ -43,10 +43,14 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 # ------------------------------------------------------------------ gateway -> worker
 class Hello(Message, frozen=True, tag=True, array_like=True):
-    """First message on a connection. `info` is None for a gateway, the sender's own for a worker."""
+    """First message on a connection. `info` is None for a gateway, the sender's own for a worker.
+
+    `to`: the incarnation that is meant; empty for whichever it is. An earlier line to the same address may be slow, and its
+    Hello come last, to a worker that has been restarted since."""
 
     name: str
     info: WorkerInfo | None
+    to: bytes = b""
 
 
 class Connect(Message, frozen=True, tag=True, array_like=True):

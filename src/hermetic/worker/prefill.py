@@ -90,7 +90,7 @@ class PrefillWorker(Worker):
         if pair is None:
             pair = self._pairs[connection] = Pair(worker, incarnation, connection, asked_by)
         pair.asked_by = asked_by
-        self.send(connection, None, m.Hello(self.info.worker, self.info))
+        self.send(connection, None, m.Hello(self.info.worker, self.info, incarnation))
 
     def paired_with(self, connection: Connection) -> bool:
         """Whether pages can be sent over this connection now."""

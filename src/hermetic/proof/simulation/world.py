@@ -130,8 +130,10 @@ async def _story(deployment: Deployment, going: _Going) -> None:
         await asyncio.sleep(0.25)
     for process in checks.processes.values():
         checks.conserved(process)
-    if deployment.cluster is not None and MISFIT in deployment.cluster.members.remotes:
-        checks.found("I1", f"{MISFIT}, a worker of another model, was let in")
+    # It may become a member while all others are away; but no decode worker may ever take pages of it.
+    misfit = None if deployment.cluster is None else deployment.cluster.members.remotes.get(MISFIT)
+    if misfit is not None and misfit.paired:
+        checks.found("I1", f"{MISFIT}, a worker of another model, is paired with {', '.join(sorted(misfit.paired))}")
 
 
 def _result(deployment: Deployment, going: _Going) -> Result:
