@@ -27,7 +27,7 @@ def outcomes(counts: dict[str, int]) -> dict[str, int]:
 
 
 def test_without_faults_every_request_gets_its_answer() -> None:
-    for seed in range(1, 7):
+    for seed in range(1, 5):
         result = one(QUIET, seed)
         assert result.found is None, result.found
         assert set(outcomes(result.counts)) <= {
@@ -40,11 +40,11 @@ def test_without_faults_every_request_gets_its_answer() -> None:
 
 
 def test_with_every_fault_on_every_promise_is_kept() -> None:
-    summary = campaign(range(1, 9), Asked(50), processes=1)
+    summary = campaign(range(1, 7), Asked(50), processes=1)
     assert [result.found for result in summary.found] == []
-    assert summary.requests == 400
+    assert summary.requests == 300
     ended = sum(count for name, count in summary.counts.items() if name.startswith("outcome "))
-    assert ended == 400
+    assert ended == 300
     assert summary.counts["outcome completed"] > 100
     for fault in ("message lost", "message doubled", "crash", "freeze", "cut", "fence", "slot damaged"):
         assert summary.counts[fault] > 0, fault
@@ -69,7 +69,6 @@ def test_a_run_is_the_same_in_another_process_with_other_hash_seeds() -> None:
     ("mutant", "kinds"),
     [
         ("release-at-abort", {"I3"}),
-        ("failed-send-counts-as-drained", {"I3"}),
         ("verification-skipped", {"I1"}),
         ("firsts-by-slot", {"I1"}),
         ("lineage-without-tenant", {"I1"}),
@@ -79,7 +78,6 @@ def test_a_run_is_the_same_in_another_process_with_other_hash_seeds() -> None:
         ("tail-left-behind", {"I6"}),
         ("all-slots-or-none", {"L1"}),
         ("leases-left", {"L2"}),
-        ("batch-bound-over-deadline", {"L2"}),
     ],
 )
 def test_a_fault_of_the_field_is_found(mutant: str, kinds: set[str]) -> None:
@@ -183,3 +181,18 @@ def test_every_mutant_that_the_simulator_must_find_is_found(name: str) -> None:
     with applied(name, WORKERS):
         _, found = until_found(1, Asked(50))
     assert found is not None
+
+
+def test_an_exception_of_the_product_is_a_finding_and_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("the product broke")
+
+    for target in ("hermetic.worker.decode.DecodeWorker._enter", "hermetic.gateway.runs.Runs.begin"):
+        with monkeypatch.context() as patched:
+            patched.setattr(target, broken)
+            found = one(QUIET, 1).found
+        assert found is not None
+        assert found.kind == "handoff"
+        assert "the product broke" in found.text

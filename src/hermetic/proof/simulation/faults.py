@@ -14,6 +14,7 @@ from hermetic.proof.simulation.clients import Client
 from hermetic.proof.simulation.model import GEOMETRY
 from hermetic.proof.simulation.plan import GATEWAY, Fault
 from hermetic.proof.simulation.process import Process
+from hermetic.proof.simulation.watching import ended
 from hermetic.worker.prefill import PrefillWorker
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class Faults:
     def begin(self, fault: Fault) -> None:
         task = asyncio.create_task(self._do(fault))
         self._going[task] = None
-        task.add_done_callback(lambda done: self._going.pop(done, None))
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._going.pop(task, None)
+        ended(self._deployment.checks, task)
 
     async def over(self) -> None:
         """Return when every fault that has begun is over."""

@@ -47,6 +47,7 @@ class Receiver:
     landing: Landing
     number: int
     fenced: bool = False
+    asked: int = 0  # times that a fence said "not yet"
     doubted: bool = False  # a batch to it was made to end in doubt
 
     def __post_init__(self) -> None:

@@ -66,7 +66,8 @@ class Wires:
     def fence(self, receiver: Receiver) -> bool:
         if not self._shape.fenceable and self._alive(receiver.peer):
             return False
-        if self._shape.fenceable and self._rng.random() < 0.2:
+        if self._shape.fenceable and receiver.asked < 2 and self._rng.random() < 0.2:
+            receiver.asked += 1
             return False  # not yet
         self._events.counted("fence")
         self._events.noted(receiver.owner.name, "fences a segment", f"{receiver.number}, of {receiver.peer}")

@@ -5,6 +5,7 @@ The one thing to know: an exception that leaves product code is a finding of the
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,12 @@ def raised(checks: Checks, context: dict[str, object]) -> None:
             checks.found("handoff", f"{type(error).__name__}: {error}")
         case _:
             checks.found("handoff", f"{context.get('message')}: {error!r}")
+
+
+def ended(checks: Checks, task: asyncio.Task[None]) -> None:
+    """A client or a fault is over: by an exception that is none of its ordinary ends?"""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raised(checks, {"message": "a client or an operator met an exception", "exception": error})
 
 
 class _Critical(logging.Handler):
@@ -98,4 +105,4 @@ class _Both:
             one.pages_changed(*told)
 
 
-__all__ = ["observed", "quiet_logs", "raised"]
+__all__ = ["ended", "observed", "quiet_logs", "raised"]

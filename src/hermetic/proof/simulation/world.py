@@ -16,10 +16,11 @@ from hermetic.proof.simulation.faults import Faults
 from hermetic.proof.simulation.loop import VirtualLoop
 from hermetic.proof.simulation.options import CLASSES, Narrowed, Rates, SimulationError
 from hermetic.proof.simulation.plan import MISFIT, Asked, Plan
-from hermetic.proof.simulation.watching import observed, quiet_logs, raised
+from hermetic.proof.simulation.watching import ended, observed, quiet_logs, raised
 
-END_WITHIN = 60.0  # seconds after the last fault within which every request ends (L1)
-FREE_WITHIN = 90.0  # and everything is free again (L2)
+END_WITHIN = 60.0  # seconds after the last fault without a page that lands or a request that ends (L1)
+END_ALL_WITHIN = 300.0  # seconds after the last fault within which every request ends
+FREE_WITHIN = 90.0  # seconds after the last request within which everything is free again (L2)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ async def _story(deployment: Deployment, going: _Going) -> None:
     faults = Faults(deployment, going.tasks)
 
     def ask(client: Client) -> None:
-        going.tasks[asyncio.create_task(client.go())] = client
+        task = asyncio.create_task(client.go())
+        task.add_done_callback(lambda done: ended(checks, done))
+        going.tasks[task] = client
 
     for one in plan.asks:
         client = Client(
@@ -114,17 +117,24 @@ async def _story(deployment: Deployment, going: _Going) -> None:
     await asyncio.sleep(plan.quiet_at)
     deployment.net.faulty = deployment.wires.faulty = False
     await faults.over()
-    quiet = loop.time()
-    while any(not client.outcome for client in going.clients):
-        if loop.time() - quiet > END_WITHIN:
-            waits = [client for client in going.clients if not client.outcome]
-            text = f"request {waits[0].ask.number} has not ended {END_WITHIN:g} s after the last fault"
+    quiet = still = loop.time()
+    moved = -1
+    while waits := [client for client in going.clients if not client.outcome]:
+        if (now_moved := deployment.pages_landed - len(waits)) != moved:
+            moved, still = (
+                now_moved,
+                loop.time(),
+            )  # a deployment of one slot and slow writes has much to do yet
+        if loop.time() - still > END_WITHIN or loop.time() - quiet > END_ALL_WITHIN:
+            since = loop.time() - quiet
+            text = f"request {waits[0].ask.number} has not ended {since:.0f} s after the last fault"
             checks.found("L1", text, *waits[0].keys)
             return
         await asyncio.sleep(0.1)
+    quiet = loop.time()
     while left := deployment.left():
         if loop.time() - quiet > FREE_WITHIN:
-            text = f"{FREE_WITHIN:g} s after the last fault something is still held: " + "; ".join(left)
+            text = f"{FREE_WITHIN:g} s after the last request something is still held: " + "; ".join(left)
             checks.found("L2", text)
             return
         await asyncio.sleep(0.25)
@@ -133,7 +143,9 @@ async def _story(deployment: Deployment, going: _Going) -> None:
     # It may become a member while all others are away; but no decode worker may ever take pages of it.
     misfit = None if deployment.cluster is None else deployment.cluster.members.remotes.get(MISFIT)
     if misfit is not None and misfit.paired:
-        checks.found("I1", f"{MISFIT}, a worker of another model, is paired with {', '.join(sorted(misfit.paired))}")
+        checks.found(
+            "I1", f"{MISFIT}, a worker of another model, is paired with {', '.join(sorted(misfit.paired))}"
+        )
 
 
 def _result(deployment: Deployment, going: _Going) -> Result:
