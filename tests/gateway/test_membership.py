@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 from scripted_worker import GEOMETRY, World, answer, ask, info, read, world
 
+from hermetic.gateway import members
 from hermetic.gateway.backend import Failed, Refused
 from hermetic.gateway.members import TICK_SECONDS
 from hermetic.handoff.messages import PROTOCOL
@@ -101,7 +102,10 @@ async def test_a_worker_that_does_not_fit_is_refused_with_the_difference_named_a
         assert await read(await w.cluster.generate(ask())) == {0: answer(range(1, 21), 8, 7)}
 
 
-async def test_a_worker_in_the_way_does_not_keep_the_right_ones_out_for_longer_than_it_is_there() -> None:
+async def test_a_worker_in_the_way_does_not_keep_the_right_ones_out_for_long_after_it_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members, "AWAY_SECONDS", 1.5)
     async with world() as w:
         wrong = await w.add("decode-0", model="f" * 32)
         await w.until(lambda: w.state("decode-0") == "ready")
@@ -112,6 +116,21 @@ async def test_a_worker_in_the_way_does_not_keep_the_right_ones_out_for_longer_t
         await w.until(lambda: w.state("prefill-0") == w.state("decode-1") == "ready")
         assert right.door
         await w.cluster.generate(ask())
+
+
+async def test_while_all_members_are_away_for_a_moment_nobody_of_another_model_takes_their_place() -> None:
+    async with world() as w:
+        await w.pair()
+        for one in w.workers.values():
+            one.frozen = True
+        await w.until(lambda: w.state("prefill-0") == w.state("decode-0") == "unreachable")
+        stranger = await w.add("unified-9", model="f" * 32)
+        await w.until(lambda: any(isinstance(b, m.Rejected) for b in stranger.door))
+        assert w.state("unified-9") == "refused"
+        for name in ("prefill-0", "decode-0"):
+            w.workers[name].frozen = False
+        await w.until(lambda: w.state("prefill-0") == w.state("decode-0") == "ready")
+        assert await read(await w.cluster.generate(ask(20, 8))) == {0: answer(range(1, 21), 8, 7)}
 
 
 async def test_a_second_process_of_a_name_is_refused_while_the_first_lives_and_takes_over_when_it_is_silent() -> (

@@ -141,10 +141,17 @@ class Sender:
         self.done.clear()
 
 
-def held_pair(hold: bool = False, **options: object) -> tuple[LabPair, Held]:
-    """A pair of tiny workers over such a transport."""
+def held_pair(
+    hold: bool = False, on_open: Callable[..., None] = lambda *_: None, **options: object
+) -> tuple[LabPair, Held]:
+    """A pair of tiny workers over such a transport. `on_open` gets what each would open its transport with."""
     held = Held()
-    with mock.patch("hermetic.worker.build.open_transport", return_value=held):
+
+    def opened(*given: object) -> Held:
+        on_open(*given)
+        return held
+
+    with mock.patch("hermetic.worker.build.open_transport", opened):
         pair = make_pair("landing", **options)
     held.hold = hold
     return pair, held

@@ -22,6 +22,7 @@ from hermetic.handoff.prefill import State as PrefillState
 from hermetic.lab.pair import DECODE, GATEWAY, PREFILL, LabPair, Message
 from hermetic.lab.scene import make_pair
 from hermetic.worker import messages as m
+from hermetic.worker.timers import LOOK_SECONDS
 
 OUTPUTS = 5
 UNKNOWN = Key(b"?" * 16, 1)
@@ -420,6 +421,25 @@ def test_a_write_in_doubt_ends_with_a_fence_and_lands_nowhere(not_yet: int) -> N
     assert pair.prefill.stats()["releases_fenced_total"] == 1
     answers_well(pair)
     assert held.land_late() == 0
+
+
+def test_a_fence_that_was_not_possible_yet_is_asked_for_at_every_look_and_not_with_the_next_nudge() -> None:
+    pair, held = held_pair(hold=True, drain_seconds=30.0)
+    held.not_yet = looks = 20
+    key = submit(pair)
+    pair.run()
+    held.fail(stopped=False)
+    pair.run()
+    held.hold = False
+    pair.advance(29.0)
+    assert held.not_yet == looks
+    pair.advance(2.0)
+    assert held.not_yet == looks - 1
+    for _ in range(looks):  # five seconds; this ticket's nudges are 16 and 30 seconds apart by now
+        assert machine_states(pair, key)[1] == DecodeState.QUARANTINED
+        pair.advance(LOOK_SECONDS)
+    assert machine_states(pair, key) == (None, None)
+    settled(pair)
 
 
 def test_a_write_in_doubt_over_a_session_that_was_lost_meanwhile_is_fenced_as_well() -> None:

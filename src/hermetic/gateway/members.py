@@ -41,6 +41,7 @@ TICK_SECONDS = 0.05
 TAKEOVER_SECONDS = (
     5.0  # of silence after which a newer process may take a member's name (a member beats every second)
 )
+AWAY_SECONDS = 60.0  # of silence for which a member that is away still says what others must be like
 REFUSED_SECONDS = 60.0  # for which a refused worker that registers no more is shown
 GONE_SECONDS = 600.0  # for which one that ended is shown
 KEPT = 1024  # incarnations of the past, refused workers and logged lines that are remembered
@@ -173,9 +174,12 @@ class Members:
         return self._unfit(info)
 
     def _unfit(self, info: m.WorkerInfo) -> str | None:
-        """Why this worker cannot serve beside those that are here. One that is away does not keep others out."""
-        here = [r.info for r in self.remotes.values() if r.reachable and not r.ended]
-        return misfit(info, here) or self.window.refuse(info)
+        """Why this worker cannot serve beside those that are here, or were a moment ago: while the network is cut, nobody of
+        another model takes their place. One that has been away for long keeps nobody out."""
+        since = self._clock() - AWAY_SECONDS
+        there = [r for r in self.remotes.values() if not r.ended and (r.reachable or r.heard > since)]
+        there.sort(key=lambda r: not r.reachable)
+        return misfit(info, [r.info for r in there]) or self.window.refuse(info)
 
     def _refuse(self, info: m.WorkerInfo, reason: str) -> m.Rejected:
         if self._once("refused", info.incarnation, reason):

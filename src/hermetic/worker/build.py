@@ -128,14 +128,19 @@ def check_numbers(config: WorkerConfig) -> None:
         )
 
 
+def write_seconds(config: WorkerConfig) -> float:
+    """How long all that one peer has in flight may take to arrive, and how long a transport waits for it."""
+    return config.drain_seconds / 2
+
+
 def check_bounds(config: WorkerConfig, geometry: Geometry) -> None:
     """Everything that one peer can have in flight must arrive well within the drain deadline, or slow would look like lost.
 
     Raises OptionError with the numbers and what would do."""
     flight = config.slots * geometry.stride
     seconds = flight / config.transfer_floor
-    if 2 * seconds > config.drain_seconds:
-        fits = int(config.drain_seconds * config.transfer_floor / 2 / geometry.stride)
+    if seconds > write_seconds(config):
+        fits = int(write_seconds(config) * config.transfer_floor / geometry.stride)
         raise OptionError(
             f"--drain-deadline {config.drain_seconds:g} s is too short: {config.slots} landing slots of "
             f"{format_size(geometry.stride)} are {format_size(flight)} in flight, {seconds:.1f} s at --transfer-floor "
@@ -175,7 +180,7 @@ def build(
     torch.set_num_threads(config.threads)
     numba.set_num_threads(min(config.threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     transport = (
-        open_transport(config.transport, config.host, config.drain_seconds / 3)
+        open_transport(config.transport, config.host, write_seconds(config))
         if config.role != "unified"
         else None
     )

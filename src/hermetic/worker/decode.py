@@ -55,6 +55,7 @@ class Peer:
     slots: Slots
     segment: int = 0
     tickets: deque[Key] = field(default_factory=deque)
+    unfenced: bool = False  # a fence was asked for and said "not yet"
 
 
 @dataclass(eq=False)
@@ -296,7 +297,7 @@ class DecodeWorker(Worker):
 
     def _look_at_waits(self, now: float) -> None:
         """What time alone brings: things to say again, drains that are overdue, silent peers that have died."""
-        late: dict[Connection, None] = {}  # in an order that is the same in every process
+        late: dict[Peer, None] = {}  # in an order that is the same in every process
         for key, record in list(self._records.items()):
             machine = record.machine
             if machine is None:
@@ -305,14 +306,15 @@ class DecodeWorker(Worker):
             if since is not None and now - since > self._drain_seconds and machine.state is State.DRAINING:
                 log.warning("attempt %s did not drain within %.0f s", key, self._drain_seconds)
                 self._overdue(key, record)
-                late[record.peer.connection] = None
-            if record.peer.connection in self._peers and record.nudge.due(now):
-                if machine.state is State.QUARANTINED:  # still no answer, or no fence was possible yet
-                    late[record.peer.connection] = None
+                late[record.peer] = None
+            due = record.peer.connection in self._peers and record.nudge.due(now)
+            if machine.state is State.QUARANTINED and (due or record.peer.unfenced):
+                late[record.peer] = None  # still no answer, or no fence was possible yet
+            if due:
                 self._perform(key, record, machine.nudge())
-        for connection in late:
-            if connection in self._peers:
-                self._replace(self._peers[connection])
+        for peer in late:
+            if self._peers.get(peer.connection) is peer:  # a silent one is asked below
+                self._replace(peer)
         for peer in list(self._silent):
             if self._fence(peer, f"prefill worker {peer.info.worker} has ended"):
                 self._silent.remove(peer)
@@ -320,7 +322,8 @@ class DecodeWorker(Worker):
     def _replace(self, peer: Peer) -> None:
         """The peer is there and does not drain: fence its segment, if its transport can, and give it a new one."""
         reason = f"prefill worker {peer.info.worker} did not drain within {self._drain_seconds:g} s"
-        if not self._fence(peer, reason):
+        peer.unfenced = not self._fence(peer, reason)
+        if peer.unfenced:
             return
         try:
             peer.receiver = self._new_receiver(peer.info)
