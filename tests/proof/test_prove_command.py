@@ -152,7 +152,7 @@ def test_a_scope_keeps_its_parts_unless_a_size_is_changed() -> None:
     assert parts_of("default", Sizes()) == SCOPES["default"]
     (changed,) = parts_of("default", Sizes(requests=3, slots=1, faults={"loss": 2}))
     first = SCOPES["default"][0]
-    assert changed.prompts == (2, 1, 1)
+    assert changed.prompts == (1, 1, 1)
     assert (changed.pages, changed.slots) == (first.pages, 1)
     assert changed.faults == {**first.faults, "loss": 2}
     with pytest.raises(ProveError, match="at least 1"):

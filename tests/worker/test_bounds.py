@@ -37,7 +37,8 @@ def test_all_that_is_in_flight_arrives_in_half_the_drain_deadline_or_the_worker_
     floor = GEOMETRY.stride  # one page a second: ten slots take ten seconds
     check_bounds(msgspec.structs.replace(CONFIG, transfer_floor=floor), GEOMETRY)
     with pytest.raises(
-        OptionError, match=r"20 s is too short: 11 landing .* --drain-deadline 22 would do, or --landing-slots 10$"
+        OptionError,
+        match=r"20 s is too short: 11 landing .* --drain-deadline 22 would do, or --landing-slots 10$",
     ):
         check_bounds(msgspec.structs.replace(CONFIG, transfer_floor=floor, slots=11), GEOMETRY)
 

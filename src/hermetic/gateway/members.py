@@ -393,7 +393,7 @@ class Members:
             return None
         troubles = [
             f"{name} is {r.state}{f' ({r.reason})' if r.reason else ''}"
-            for name, r in self.remotes.items()
+            for name, r in sorted(self.remotes.items())
             if not r.usable
         ]
         troubles += [f"{name} may not join: {r.reason}" for name, r in self.refused.items()]
