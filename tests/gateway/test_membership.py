@@ -213,7 +213,7 @@ async def test_a_gateway_that_was_stopped_itself_does_not_take_everybody_for_sil
 async def test_a_worker_that_came_back_and_fits_no_more_is_treated_as_a_stranger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(members, "AWAY_SECONDS", 1.5)
+    monkeypatch.setattr(members, "AWAY_SECONDS", 0.0)
     async with world() as w:
         await w.pair()
         for worker in w.workers.values():
