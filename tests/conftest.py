@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # speed is for benchmarks; this machine may be busy
+settings.load_profile("untimed")
 
 HERE = Path(__file__).parent
 RECORDED = ("handoff", "engine", "lab", "worker/test_lifecycle.py")  # folders and files
@@ -89,6 +93,12 @@ def _story(violation: Any) -> list[str]:
     ]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A file's tests run in one process (`--dist loadgroup`), and those that take the tables' rows in the one that judges."""
+    path = item.path.relative_to(HERE)
+    item.add_marker(pytest.mark.xdist_group("handoff" if path.parts[0] == "handoff" else str(path)))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What judges the rows of all tests of the handoff comes last, and only after all of them."""
@@ -103,6 +113,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _all_of_the_handoff(config: pytest.Config, items: list[pytest.Item]) -> bool:
     chosen = any("::" in argument for argument in config.args) or config.getoption("keyword")
     return not chosen and {item.path for item in items}.issuperset((HERE / "handoff").glob("test_*.py"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes: what it has counted goes to the one that prints it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["recorded"] = (list(_taken.items()), dict(_checked))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    taken, checked = getattr(node, "workeroutput", {}).get("recorded", ((), {}))
+    _taken.update(dict(taken))
+    _checked.update(checked)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -229,7 +229,7 @@ def test_a_damaged_file_is_refused_and_its_secrets_are_not_quoted(
     assert not any(secret in str(refused.value) for secret in secrets)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_file_cut_off_anywhere_is_refused_and_quotes_nothing(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

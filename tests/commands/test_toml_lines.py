@@ -124,7 +124,7 @@ def paths(value: object, here: Path = ()) -> Iterator[Path]:
         yield from paths(inner, (*here, name))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_every_name_is_found_on_the_line_on_which_it_was_written(data: st.DataObject) -> None:
     author = Author(data)
@@ -134,7 +134,7 @@ def test_every_name_is_found_on_the_line_on_which_it_was_written(data: st.DataOb
     assert set(found) == set(paths(tomllib.loads(author.text)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_windows_line_ends_change_nothing(data: st.DataObject) -> None:
     author = Author(data)

@@ -49,7 +49,7 @@ def shared(tiny: str) -> Bench:
     return bench(tiny, 128, chunk=24, verify="read")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrivals=st.lists(st.tuples(st.sampled_from(LENGTHS), st.integers(0, 6)), min_size=1, max_size=10))
 def test_requests_may_arrive_in_the_middle_of_others(
     tiny: str, shared: Bench, arrivals: list[tuple[int, int]]

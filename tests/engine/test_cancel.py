@@ -113,7 +113,7 @@ def test_cancelling_the_last_choice_ends_the_job(tiny: str) -> None:
     b.check_idle()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jobs=st.lists(
         st.tuples(st.integers(1, 70), st.integers(1, 3), st.integers(0, 25)), min_size=2, max_size=6
@@ -138,7 +138,7 @@ def test_whoever_is_cancelled_whenever_the_others_answer_as_if_alone(
     b.check_idle()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 12)), min_size=2, max_size=5))
 def test_a_pair_gives_everything_back_whoever_leaves_whenever(tiny: str, jobs: list[tuple[int, int]]) -> None:
     pair = lab_pair(tiny, prefill_pages=8, decode_pages=10, chunk=24)

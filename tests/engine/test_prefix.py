@@ -331,7 +331,7 @@ def crowded(tiny: str) -> Bench:
     return bench(tiny, 14, chunk=24, verify="read")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(1, 2), st.integers(0, 5), st.booleans()),

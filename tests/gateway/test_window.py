@@ -33,7 +33,7 @@ def of_size(name: str, pages: int, address: str) -> m.WorkerInfo:
     return info(name, name.partition("-")[0], pages=pages, max_tokens=16 * pages, address=address)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_whoever_comes_and_goes_the_advertised_context_fits_every_reachable_pair(steps: Any) -> None:
     asyncio.run(_walk(steps))

@@ -73,7 +73,7 @@ def evenly(favourite: str, walks: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("favourite", FAULTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=sizes,
     slots=st.integers(1, 4),
@@ -92,7 +92,7 @@ def test_the_same_on_walks_that_are_drawn_evenly_and_meet_the_fault_for_certain(
     assert evenly(favourite, 120)[favourite] >= 10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tokens=sizes, slots=st.integers(1, 4), picks=st.lists(st.integers(0, 2**16), max_size=200))
 def test_without_faults_every_request_enters_in_whatever_order_things_happen(
     tokens: list[int], slots: int, picks: list[int]

@@ -22,7 +22,7 @@ def expected(world: World, index: int, q: torch.Tensor, layer: int) -> torch.Ten
     return result[0, :, 0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spec=specs,
     lengths=st.lists(st.one_of(st.integers(1, 40), st.integers(200, 600)), min_size=1, max_size=4),
@@ -41,7 +41,7 @@ def test_decode_attention_is_attention(spec: Spec, lengths: list[int], seed: int
     assert plan.bad.tolist() == [-1] * len(lengths)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(spec=specs, lengths=st.lists(st.integers(1, 60), min_size=1, max_size=3))
 def test_the_reference_agrees(spec: Spec, lengths: list[int]) -> None:
     world = build(spec, lengths)
@@ -53,7 +53,7 @@ def test_the_reference_agrees(spec: Spec, lengths: list[int]) -> None:
     assert np.array_equal(plans[0].tiles, plans[1].tiles)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     spec=specs,
     lengths=st.lists(st.one_of(st.integers(1, 40), st.integers(250, 600)), min_size=2, max_size=6),
@@ -71,7 +71,7 @@ def test_a_sequence_alone_gives_the_same_bits_as_in_any_batch(
         assert torch.equal(together[row], alone[b])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=specs, lengths=st.lists(st.integers(1, 600), min_size=1, max_size=3))
 def test_verifying_does_not_change_a_bit(spec: Spec, lengths: list[int]) -> None:
     world = build(spec, lengths)

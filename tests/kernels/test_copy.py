@@ -10,7 +10,7 @@ from hermetic.kernels.base import KernelError
 from hermetic.kv.geometry import empty_pages
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     spec=st.sampled_from(SPECS),
     length=st.integers(1, 70),

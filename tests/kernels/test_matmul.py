@@ -45,7 +45,7 @@ def exact(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shape=shapes, count=st.integers(1, 70), biased=st.booleans())
 @example(shape=(576, 1536), count=8, biased=False)
 @example(shape=(33, 31), count=17, biased=True)
@@ -62,7 +62,7 @@ def test_it_is_the_product(kind: int, shape: tuple[int, int], count: int, biased
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shape=shapes, count=st.integers(2, 130), data=st.data())
 def test_a_row_alone_gives_the_same_bits_as_among_others(
     kind: int, shape: tuple[int, int], count: int, data: st.DataObject

@@ -24,7 +24,7 @@ def prefill(world, kernels, q, start, verify=True):
     return out, found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(spec=specs, length=st.integers(1, 90), seed=st.integers(0, 99))
 def test_prefill_attention_is_causal_attention(spec: Spec, length: int, seed: int) -> None:
     world = build(spec, [length], seed)
@@ -47,7 +47,7 @@ def test_prefill_attention_is_causal_attention(spec: Spec, length: int, seed: in
     assert again == found
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(spec=st.sampled_from(SPECS[:4]), length=st.integers(2, 700), data=st.data())
 def test_any_chunks_give_the_same_bits(spec: Spec, length: int, data: st.DataObject) -> None:
     world = build(spec, [length])
@@ -63,7 +63,7 @@ def test_any_chunks_give_the_same_bits(spec: Spec, length: int, data: st.DataObj
         assert torch.equal(out, whole[start:end])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=specs, length=st.integers(0, 90), verify=st.booleans(), parallel=st.booleans())
 def test_gather_copies_the_rows_and_zeroes_the_rest(
     spec: Spec, length: int, verify: bool, parallel: bool

@@ -15,7 +15,7 @@ lengths = st.lists(st.integers(1, 70), min_size=1, max_size=3)
 cuts = st.lists(st.integers(1, 69), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spec=specs, lengths=lengths, cuts=cuts, seed=st.integers(0, 1000))
 def test_written_pages_verify_by_the_definition_and_hold_the_rows(
     spec: Spec, lengths: list[int], cuts: list[int], seed: int
@@ -34,7 +34,7 @@ def test_written_pages_verify_by_the_definition_and_hold_the_rows(
             assert np.array_equal(flat[:, : sequence.length], bits.numpy())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=specs, length=st.integers(1, 70), first=cuts, second=cuts)
 def test_any_cut_of_the_same_rows_leaves_the_same_bytes(
     spec: Spec, length: int, first: list[int], second: list[int]
@@ -42,7 +42,7 @@ def test_any_cut_of_the_same_rows_leaves_the_same_bytes(
     assert np.array_equal(build(spec, [length], 5, first).memory, build(spec, [length], 5, second).memory)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=specs, lengths=lengths, cuts=cuts, parallel=st.booleans())
 def test_the_reference_writes_the_same_bytes(
     spec: Spec, lengths: list[int], cuts: list[int], parallel: bool

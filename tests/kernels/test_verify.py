@@ -27,7 +27,7 @@ def findings(world: World, layer: int) -> tuple[int, int, int]:
     return int(plan.bad[0]), gathered.bad, prefilled.bad
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(spec=specs, length=st.integers(1, 70), data=st.data())
 def test_one_flipped_bit_in_a_filled_row_or_a_seal_is_found_where_it_is(
     spec: Spec, length: int, data: st.DataObject
@@ -54,7 +54,7 @@ def test_one_flipped_bit_in_a_filled_row_or_a_seal_is_found_where_it_is(
     assert findings(world, 1 - layer) == (-1, -1, -1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spec=specs, length=st.integers(1, 70), seed=st.integers(0, 1000))
 def test_bytes_past_the_fill_and_past_the_seals_do_not_count(spec: Spec, length: int, seed: int) -> None:
     world = build(spec, [length])
@@ -175,7 +175,7 @@ def test_a_seal_is_valid_at_exactly_one_fill(wrong: int) -> None:
     assert not good[1].any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(spec=specs, data=st.data(), parallel=st.booleans())
 def test_verify_pages_agrees_with_the_reference_on_any_damage(
     spec: Spec, data: st.DataObject, parallel: bool
@@ -196,7 +196,7 @@ def test_verify_pages_agrees_with_the_reference_on_any_damage(
     assert np.array_equal(got, world.plain.verify_pages(world.memory, pages, fills, words, binds))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(spec=specs, lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5), steps=st.integers(1, 3))
 def test_the_count_of_compared_tiles_is_what_arithmetic_says(
     spec: Spec, lengths: list[int], steps: int

@@ -64,7 +64,7 @@ def test_a_latent_cache_is_one_component_on_one_head() -> None:
     assert mla.lane_rows().tolist() == [r for r in range(16) for _ in range(144)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(geometry=geometries, data=st.data())
 def test_views_address_the_bytes_that_offset_names(geometry: Geometry, data: st.DataObject) -> None:
     memory = empty_pages(geometry, 2)
@@ -114,7 +114,7 @@ def row_of(geometry: Geometry, row_bytes: list[int], byte: int) -> int:
     raise AssertionError("outside the tile")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(geometry=geometries)
 def test_every_page_starts_on_4_kib_and_holds_its_tiles_and_seals(geometry: Geometry) -> None:
     assert geometry.stride % 4096 == 0
@@ -127,7 +127,7 @@ def test_every_page_starts_on_4_kib_and_holds_its_tiles_and_seals(geometry: Geom
     assert not memory.any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(a=geometries, b=geometries)
 def test_two_layouts_encode_alike_if_and_only_if_they_are_equal(a: Geometry, b: Geometry) -> None:
     assert (a.encode() == b.encode()) == (a == b)

@@ -91,7 +91,7 @@ def third_seal(
     return total & MASK64
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(given_=geometry_and_fill, word=st.integers(0, MASK64), bind=st.integers(0, MASK64))
 def test_a_seal_is_what_its_docstring_says(given_: tuple[Geometry, int, int], word: int, bind: int) -> None:
     geometry, fill, seed = given_
@@ -107,7 +107,7 @@ def test_a_seal_is_what_its_docstring_says(given_: tuple[Geometry, int, int], wo
     assert got == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(given_=geometry_and_fill)
 def test_appending_a_row_adds_that_rows_terms_and_nothing_else(given_: tuple[Geometry, int, int]) -> None:
     geometry, fill, seed = given_
@@ -224,7 +224,7 @@ def test_a_token_or_position_changed_in_the_bind_sum_breaks_every_tile() -> None
         assert not key.verify(memory, geometry.page_size, chain.words[:1], binds).any()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(geometry=st.sampled_from(GEOMETRIES), seed=st.integers(0, 2**20), data=st.data())
 def test_any_flipped_bit_of_a_tile_or_its_seal_is_seen_there_and_only_there(
     geometry: Geometry, seed: int, data: st.DataObject

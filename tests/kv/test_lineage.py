@@ -72,14 +72,14 @@ def second_pages(ids: list[int], size: int, root: bytes) -> tuple[list[list[int]
     return lineages, words, binds
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ids=tokens, size=sizes)
 def test_a_chain_is_what_its_docstring_says(ids: list[int], size: int) -> None:
     assert HASHER.root(SCOPE) == second_root(SCOPE)
     assert seen(chain(ids, size)) == second_pages(ids, size, second_root(SCOPE))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ids=tokens, size=sizes)
 def test_pages_named_one_at_a_time_have_the_names_and_words_of_a_chain(ids: list[int], size: int) -> None:
     lineages, words, _ = second_pages(ids, size, second_root(SCOPE))
@@ -90,7 +90,7 @@ def test_pages_named_one_at_a_time_have_the_names_and_words_of_a_chain(ids: list
         assert np.frombuffer(digest, np.uint64, 2).tolist() == lineages[page]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ids=tokens, size=sizes, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_extending_in_any_pieces_is_appending_one_by_one(ids: list[int], size: int, cuts: list[int]) -> None:
     pieces = chain([], size)
@@ -104,7 +104,7 @@ def test_extending_in_any_pieces_is_appending_one_by_one(ids: list[int], size: i
     assert pieces.length == single.length == len(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ids=st.lists(st.integers(0, 99), min_size=1, max_size=20), size=sizes, data=st.data())
 def test_one_other_token_renames_its_page_and_all_behind_it_but_none_before(
     ids: list[int], size: int, data: st.DataObject
@@ -133,7 +133,7 @@ def test_the_mask_word_is_not_part_of_the_name() -> None:
 scopes = st.builds(Scope, *[st.sampled_from(["", "a", "b", "ab", "c", "bc", "a\0", "tenant"])] * 8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(one=scopes, two=scopes)
 def test_two_scopes_have_one_root_only_if_they_are_equal(one: Scope, two: Scope) -> None:
     assert (HASHER.root(one) == HASHER.root(two)) == (one == two)
@@ -167,7 +167,7 @@ def test_another_secret_names_everything_otherwise_and_never_shows_itself() -> N
         Secret(b"short")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ids=tokens, more=tokens, else_=tokens, size=sizes)
 def test_a_fork_goes_its_own_way(ids: list[int], more: list[int], else_: list[int], size: int) -> None:
     parent = chain(ids, size)
@@ -178,7 +178,7 @@ def test_a_fork_goes_its_own_way(ids: list[int], more: list[int], else_: list[in
     assert seen(child) == seen(chain(ids + else_, size))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     ids=st.lists(st.integers(0, 99), max_size=20), more=st.lists(st.integers(0, 99), max_size=12), size=sizes
 )

@@ -233,7 +233,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=120, stateful_step_count=40)
 
 
 def test_closing_twice_is_counted_and_frees_nothing_that_is_somebody_elses_by_then() -> None:

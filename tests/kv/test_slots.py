@@ -88,7 +88,7 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSlotMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_slot_in_quarantine_stays_its_tickets_own_and_is_given_to_nobody() -> None:

@@ -116,7 +116,7 @@ def test_when_nothing_flips_every_tile_of_every_read_is_compared_and_all_verify(
     assert decode.sequence_steps_verified_read == len(PROMPTS) * (OUTPUTS - 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_bit_that_flips_in_decodes_pool_fails_its_request_in_that_very_step_and_no_other(
     data: st.DataObject,
@@ -153,7 +153,7 @@ def test_a_bit_that_flips_in_decodes_pool_fails_its_request_in_that_very_step_an
     assert pair.prefill.engine.counters.tiles_verified_read == sum(prefill_tiles(p) for p in PROMPTS)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_a_bit_that_flips_in_prefills_pool_fails_its_request_at_the_next_chunk_and_no_other(
     data: st.DataObject,

@@ -224,7 +224,7 @@ def test_folders_without_a_model_or_with_several_files_are_refused(tmp_path: Pat
         locate(str(tmp_path / "weights.bin"))
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keep=st.floats(0.0, 0.9999))
 def test_a_gguf_file_cut_anywhere_is_refused(keep: float, smollm2: ModelSource, tmp_path: Path) -> None:
     # The header alone is 2 MB and slow to read: most cuts are made in its first part or well behind it.

@@ -139,7 +139,7 @@ def test_without_prepacking_a_linear_is_still_row_invariant(monkeypatch: pytest.
             assert torch.equal(apply(x[:count]), whole[:count]), (dtype, count)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     plan=st.sampled_from([RowPlan(32, 32), RowPlan(2, 16, (64,)), RowPlan(1, 8)]), rows=st.integers(1, 150)
 )

@@ -72,7 +72,7 @@ def _rows(draw: st.DrawFn) -> tuple[list[float], SampleRow]:
     return logits, SampleRow(params, draw(st.integers(-5, 2**64 - 1)), len(outputs), outputs, (0,))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(_rows())
 def test_the_token_is_the_one_that_a_plain_reference_draws(case: tuple[list[float], SampleRow]) -> None:
     logits, row = case

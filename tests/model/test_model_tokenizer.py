@@ -53,7 +53,7 @@ def sentencepiece() -> Tokenizer:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(text=st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"]), max_size=60))
 def test_text_survives_encoding_and_decoding_and_streams_to_the_same_text(
     text: str, tokenizer: Tokenizer
@@ -66,7 +66,7 @@ def test_text_survives_encoding_and_decoding_and_streams_to_the_same_text(
     assert stream.pending == b""
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tokens=st.lists(st.integers(0, 49151), max_size=30))
 def test_any_tokens_decode_as_transformers_decodes_them(tokens: list[int], tokenizer: Tokenizer) -> None:
     expected = tokenizer._pretrained.decode(tokens, skip_special_tokens=True)
@@ -89,7 +89,7 @@ def test_half_a_character_is_never_shown(text: str, tokenizer: Tokenizer, senten
         assert "".join(parts) == text
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tokens=st.lists(st.integers(0, 263), max_size=20))
 def test_a_sentencepiece_vocabulary_decodes_valid_text_as_transformers_does(
     tokens: list[int], sentencepiece: Tokenizer

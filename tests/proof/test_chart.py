@@ -125,7 +125,7 @@ STEP = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     steps=st.lists(STEP, max_size=12), text=TEXT, width=st.integers(60, 140), shows=st.lists(TEXT, max_size=3)
 )
@@ -138,7 +138,7 @@ def test_whatever_the_steps_are_the_chart_fits_the_width(
     assert all(line.isprintable() for line in chart.split("\n"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=st.lists(STEP, max_size=12), width=st.integers(60, 140))
 def test_no_letter_of_a_step_is_left_out(steps: list[Step], width: int) -> None:
     chart = draw(Counterexample("I1", "", tuple(steps)), width)

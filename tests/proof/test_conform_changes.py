@@ -40,7 +40,7 @@ def test_a_recording_of_two_workers_conforms_and_is_counted(good: Lines, scratch
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 def test_a_change_that_matters_is_found_and_named(good: Lines, scratch: Path, name: str, seed: int) -> None:
     made, said = copy.deepcopy(good), CHANGES[name][1]
@@ -56,7 +56,7 @@ def test_a_change_that_matters_is_found_and_named(good: Lines, scratch: Path, na
     assert found.violation.steps[-1].move == f"line {found.line}"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32))
 def test_however_the_processes_are_mixed_in_the_file_it_conforms(
     good: Lines, scratch: Path, seed: int

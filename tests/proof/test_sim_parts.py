@@ -48,7 +48,7 @@ def tokens_of(one: Engine, key: Key) -> list[int]:
 
 
 # -------------------------------------------------------------------------------- the model
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 250), min_size=1, max_size=24), st.integers(1, 16))
 def test_the_engine_over_pages_says_what_the_tokens_alone_must_give(prompt: list[int], most: int) -> None:
     one = engine()
@@ -97,7 +97,7 @@ def test_the_seals_that_it_writes_are_the_products() -> None:
 
 
 # --------------------------------------------------------------------------------- the plan
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 10_000), st.sets(st.integers(0, 29), min_size=1), st.sampled_from(CLASSES))
 def test_leaving_out_requests_and_faults_leaves_the_rest_as_it_was(
     seed: int, only: set[int], without: str

@@ -85,7 +85,7 @@ def test_whatever_the_batches_every_byte_is_where_it_belongs(transport: Transpor
         peer.open(receiver)
         number = iter(range(1_000_000))
 
-        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=20, suppress_health_check=list(HealthCheck))
         @given(batches)
         def check(plan: list[list[tuple[int, int]]]) -> None:
             receiver.memory[:] = 0

@@ -70,7 +70,7 @@ class Channel:
             self.pass_time(0.05)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(0, 80), st.integers(0, 3))
 def test_everything_arrives_in_order_and_once_when_the_channel_is_whole_again(
     seed: int, moves: int, late: int

@@ -81,7 +81,7 @@ def test_a_damaged_message_is_an_envelope_or_refused_and_nothing_else(body: m.Bo
         assert isinstance(got, m.Envelope)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(raw: bytes) -> None:
     refused(raw)
@@ -98,7 +98,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(values, min_size=7, max_size=9))
 def test_well_formed_messagepack_that_is_no_envelope_is_refused(fields: list[object]) -> None:
     refused(msgspec.msgpack.encode([PROTOCOL, b"i" * 8, 1, 1, 0, None, *fields]))

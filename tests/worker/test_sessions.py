@@ -432,7 +432,7 @@ def test_a_gateways_address_that_cannot_be_one_is_said_before_anything_runs() ->
 
 
 # ------------------------------------------------------------------------------------------- all of it at once
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 2**32), st.integers(1, 120))
 def test_whatever_comes_lines_and_watches_are_those_of_open_sessions_and_the_worker_knows_each_end(
     seed: int, moves: int

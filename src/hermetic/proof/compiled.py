@@ -27,7 +27,7 @@ from hermetic.proof.part import LINKS
 from hermetic.proof.saved import Counterexample, Step
 from hermetic.proof.scopes import Scope
 from hermetic.proof.search import Exploration, Progress, Row
-from hermetic.proof.story import told, unending
+from hermetic.proof.story import told, unended
 from hermetic.proof.tables import Filled
 from hermetic.proof.world import World, label
 
@@ -284,7 +284,7 @@ def _told(
         ways = list(following.items())
     for state, taken in ways:
         if broken is None:
-            return told(scope, mutant, *unending(world, state), taken)
+            return unended(world, mutant, taken, state)
         try:
             world.expand(state)
         except Broken as error:

@@ -34,6 +34,16 @@ class Broken(Exception):
         self.kind, self.text, self.move = kind, text, move
 
 
+PRODUCT = (HandoffError, AssertionError, SlotError, OwnershipError)
+"""What production code raises when it finds something wrong itself."""
+
+
+def raised(error: Exception) -> Broken:
+    """What the product found wrong itself: an owner that does not own is I5."""
+    kind = "I5" if isinstance(error, (SlotError, OwnershipError)) else "handoff"
+    return Broken(kind, f"product code raised {type(error).__name__}: {error}")
+
+
 class Known(NamedTuple):
     """What the gateway knows of an attempt. `pair` -1: not begun. `hurt`: the adversary touched its bytes (I6)."""
 
@@ -148,8 +158,8 @@ class Model:
                 found = (run(), None)
             except Broken as broken:
                 found = (None, broken)
-            except (HandoffError, AssertionError, SlotError, OwnershipError) as error:
-                found = (None, Broken("handoff", f"product code raised {type(error).__name__}: {error}"))
+            except PRODUCT as error:
+                found = (None, raised(error))
             self._memo[key] = found
         result, wrong = found
         if wrong is not None:

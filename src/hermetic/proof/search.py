@@ -32,7 +32,7 @@ from hermetic.proof.liveness import unreached
 from hermetic.proof.model import MASK, Broken, Move, State
 from hermetic.proof.saved import Counterexample
 from hermetic.proof.scopes import Scope
-from hermetic.proof.story import replayed, told, unending
+from hermetic.proof.story import replayed, told, unended
 from hermetic.proof.world import World
 
 Row = tuple[str, str, str]
@@ -106,8 +106,8 @@ def explore(
             stuck = unreached(_arrays(pipes, Path(folder)))
             if stuck is not None:
                 there = _path(pipes, stuck)
-                kind, text = unending(*_last(scope, there, reduce))
-                result.violation = told(scope, mutant, kind, text, replayed(scope, there, reduce))
+                world, state = _last(scope, there, reduce)
+                result.violation = unended(world, mutant, replayed(scope, there, reduce), state)
         result.seconds = time.monotonic() - began
     return result
 

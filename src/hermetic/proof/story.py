@@ -46,6 +46,12 @@ def told(scope: Scope, mutant: str, kind: str, text: str, taken: Sequence[Taken]
     return Counterexample(kind, text, tuple(_steps(scope, taken)), _saved(scope), mutant, shows=shows)
 
 
+def unended(world: World, mutant: str, taken: Sequence[Taken], state: State) -> Counterexample:
+    """For a state from which no good end can be reached, told on to where it stays for ever."""
+    kind, text = unending(world, state)
+    return told(world.scope, mutant, kind, text, [*taken, *_to_where_it_stays(world, state)])
+
+
 def again(found: Counterexample, reduce: bool = True) -> tuple[Counterexample | None, str]:
     """Take a saved path once more: what breaks now (None: nothing), and how far it went. Mutants are applied by the caller.
 
@@ -95,6 +101,26 @@ def _calmly(world: World, state: State) -> Iterator[State]:
         following = dict.fromkeys(after for s in frontier for _, calm, after in world.expand(s) if calm)
         frontier = [s for s in following if s not in seen]
         seen.update(frontier)
+
+
+def _to_where_it_stays(world: World, state: State) -> list[Taken]:
+    """The fewest calm moves to states that calm moves do not lead out of: one that stands still, or some that go round."""
+    paths: dict[State, list[Taken]] = {state: []}
+    for here in _calmly(world, state):
+        for move, calm, after in world.expand(here):
+            if calm and after not in paths:
+                paths[after] = [*paths[here], (move, here)]
+    stays = state
+    while True:
+        calm_moves = {s: [after for _, calm, after in world.expand(s) if calm] for s in _calmly(world, stays)}
+        back, before = {stays}, 0
+        while len(back) > before:
+            before = len(back)
+            back.update(s for s, following in calm_moves.items() if not back.isdisjoint(following))
+        away = [s for s in calm_moves if s not in back]
+        if not away:
+            return min((paths[s] for s in back), key=len)
+        stays = away[-1]
 
 
 def _saved(scope: Scope) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from hermetic.proof.model import MASK, Broken, Move
 from hermetic.proof.saved import Counterexample
 from hermetic.proof.scopes import Scope
-from hermetic.proof.story import Taken, ends, told, unending
+from hermetic.proof.story import Taken, ends, told, unended
 from hermetic.proof.world import World
 
 FAULT_ODDS = 0.15  # of a step being a fault, while there are any left and calm moves as well
@@ -59,7 +59,7 @@ def walk(scope: Scope, seed: int, walks: int, mutant: str = "") -> tuple[Walks, 
         if world.good(state):
             result.ended += 1
         elif not ends(world, state):
-            result.violation = told(scope, mutant, *unending(world, state), taken)
+            result.violation = unended(world, mutant, taken, state)
             break
     result.distinct, result.seconds = len(seen), time.monotonic() - began
     return result, seen

@@ -17,9 +17,7 @@ from typing import Any
 from unittest import mock
 
 from hermetic.handoff.actions import Action
-from hermetic.handoff.machine import HandoffError, Machine
-from hermetic.kv.pool import OwnershipError
-from hermetic.kv.slots import SlotError
+from hermetic.handoff.machine import Machine
 from hermetic.proof.abstract import ACTIONS
 from hermetic.proof.abstract import Action as Abstract
 from hermetic.proof.abstraction import CUR, OLD, abstracted, page_of, use_of
@@ -38,7 +36,7 @@ from hermetic.proof.mapping import (
     unknown_at_decode,
     unknown_at_prefill,
 )
-from hermetic.proof.model import DOWN, UP, Broken, Flight
+from hermetic.proof.model import DOWN, PRODUCT, UP, Broken, Flight, raised
 from hermetic.proof.model import State as Ids
 from hermetic.proof.scopes import Scope
 from hermetic.proof.vocabulary import ACTIVE, MESSAGES
@@ -316,8 +314,7 @@ class RefinedWorld(World):
         if found is None:
             watching = _Watch()
             # What product code raises here, the step itself is about to raise, and to say.
-            raised = contextlib.suppress(HandoffError, AssertionError, SlotError, OwnershipError)
-            with mock.patch.object(Machine, "observer", watching), raised:
+            with mock.patch.object(Machine, "observer", watching), contextlib.suppress(*PRODUCT):
                 getattr(half(), event)(*(decode(a) for a in args))
             found = self._took[key] = watching.took
         return found
@@ -326,8 +323,8 @@ class RefinedWorld(World):
         draft = Watched(self, state, operations)
         try:
             getattr(draft, do.func.__name__)(*do.args, **do.keywords)  # as Watched has it
-        except (HandoffError, AssertionError, SlotError, OwnershipError, KeyError, IndexError) as error:
-            raise Broken("handoff", f"product code raised {type(error).__name__}: {error}") from error
+        except (*PRODUCT, KeyError, IndexError) as error:
+            raise raised(error) from error
         draft.check(tickets)
         self._refine(state, draft)
         draft.tidy(tickets)

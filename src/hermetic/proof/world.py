@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from hermetic.handoff.machine import HandoffError
-from hermetic.kv.pool import OwnershipError
-from hermetic.kv.slots import SlotError, Slots
+from hermetic.kv.slots import Slots
 from hermetic.proof.codec import encode_slots
 from hermetic.proof.draft import Draft
 from hermetic.proof.halves import ticket_of
@@ -30,6 +28,7 @@ from hermetic.proof.model import (
     DT,
     FL,
     GT,
+    PRODUCT,
     PT,
     UP,
     Broken,
@@ -38,6 +37,7 @@ from hermetic.proof.model import (
     Model,
     Move,
     State,
+    raised,
 )  # fmt: skip
 from hermetic.proof.pages import empty, name
 from hermetic.proof.scopes import FAULTS
@@ -287,8 +287,8 @@ class World(Model):
         draft = Draft(self, state, operations)
         try:
             do(draft)
-        except (HandoffError, AssertionError, SlotError, OwnershipError, KeyError, IndexError) as error:
-            raise Broken("handoff", f"product code raised {type(error).__name__}: {error}") from error
+        except (*PRODUCT, KeyError, IndexError) as error:
+            raise raised(error) from error
         draft.check(tickets)
         draft.tidy(tickets)
         return tuple(draft.ids)
