@@ -113,9 +113,6 @@ class Draft:
         place = world.ppool_at(pair)
         for effect in effects:
             match effect:
-                case ("send", message):
-                    if self.link(pair).state == "up":
-                        self.put(t, UP, sorted((*self.at(t, UP), message), key=repr))
                 case ("write", batch, pages):
                     live = self.link(pair).welcomed
                     self.put(t, FL, sorted((*self.at(t, FL), tuple(Flight(batch, pages, live, "flying")))))
@@ -123,16 +120,8 @@ class Draft:
                         self.page_op(place, "read", t, batch, page)
                 case ("stop",):
                     self.page_op(place, "stop", t)
-                case ("close",):
-                    self.page_op(place, "close", t)
-                case ("report", outcome):
-                    self.told(t, "report_p", outcome)
-                case ("ended", outcome):
-                    self.blast(t, outcome)
-                case ("forget",):
-                    pass
                 case _:
-                    raise AssertionError(effect)
+                    self._effect(t, UP, place, effect)
 
     def d_step(self, t: int, event: str, *args: Any) -> None:
         world, before = self.world, self.ids[6 * t + DT]
@@ -154,23 +143,27 @@ class Draft:
         place = world.dpool_at(pair)
         for effect in effects:
             match effect:
-                case ("send", message):
-                    if self.link(pair).state == "up":
-                        self.put(t, DOWN, sorted((*self.at(t, DOWN), message), key=repr))
                 case ("enter",):
                     if self.known(t).report_d is not None or self.known(t).pair < 0:
                         raise Broken("I4", f"{name(t)} enters a batch after it was reported as ended")
                     self.page_op(place, "enter", t)
-                case ("close",):
-                    self.page_op(place, "close", t)
-                case ("report", outcome):
-                    self.told(t, "report_d", outcome)
-                case ("ended", outcome):
-                    self.blast(t, outcome)
-                case ("forget",):
-                    pass
                 case _:
-                    raise AssertionError(effect)
+                    self._effect(t, DOWN, place, effect)
+
+    def _effect(self, t: int, way: int, place: int, effect: tuple[Any, ...]) -> None:
+        """What either half may do; `way` is where its messages go, `place` its worker's pages."""
+        match effect:
+            case ("send", message):
+                if self.link(self.known(t).pair).state == "up":
+                    self.put(t, way, sorted((*self.at(t, way), message), key=repr))
+            case ("close",):
+                self.page_op(place, "close", t)
+            case ("report", outcome):
+                self.told(t, "report_p" if way == UP else "report_d", outcome)
+            case ("ended", outcome):
+                self.blast(t, outcome)
+            case _:
+                raise AssertionError(effect)
 
     def page_op(self, place: int, op: str, *args: Any) -> None:
         if self.operations is not None:

@@ -188,7 +188,6 @@ class PrefillHalf:
                     self._end(outcome)
                 case Forget():
                     self.machine = None
-                    self.effects.append(("forget",))
                 case _:
                     raise AssertionError(f"{action} is not for prefill")
 
@@ -325,7 +324,6 @@ class DecodeHalf:
                     self.machine = None
                     if self.view.stage == "machine":
                         self.view = self.view._replace(stage="over")
-                    self.effects.append(("forget",))
                 case _:
                     raise AssertionError(f"{action} is not for decode")
 
