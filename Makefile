@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
+JOBS   ?= 2
 
 .PHONY: install serve test soak prove lint clean
 
@@ -24,8 +25,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two processes of tests: JOBS=0 runs all in one. Each takes up to 6 GB beside the servers that it starts.
 test: install lint
-	GOMP_SPINCOUNT=1000 $(BIN)/pytest $(ARGS)
+	GOMP_SPINCOUNT=1000 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # Every state of the handoff in the default scope, and the induction; ARGS="--scope small" takes a minute.
 prove: install

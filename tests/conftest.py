@@ -8,10 +8,13 @@ the tables were taken.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import _lru_cache_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ settings.register_profile("untimed", deadline=None)  # speed is for benchmarks; 
 settings.load_profile("untimed")
 
 HERE = Path(__file__).parent
+TOGETHER = ("handoff", "hosts")
 RECORDED = ("handoff", "engine", "lab", "worker/test_lifecycle.py")  # folders and files
 _RECORDING: pytest.StashKey[tuple[str, Any]] = pytest.StashKey()
 _taken: Counter[tuple[str, str, str]] = Counter()
@@ -62,13 +66,30 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     if _RECORDING in item.stash:
         name, recorder = item.stash[_RECORDING]
         recorder.close()
         os.unlink(name)
         del item.stash[_RECORDING]
-    return (yield)
+    result = yield
+    if nextitem is not None and nextitem.path.parent != item.path.parent:
+        _let_go()
+    return result
+
+
+def _let_go() -> None:
+    """Models that functions of ours remember for one folder's tests are not kept beside the next folder's."""
+    gc.unfreeze()
+    for thing in gc.get_objects():
+        if isinstance(thing, _lru_cache_wrapper) and _ours(thing.__module__):
+            thing.cache_clear()
+    gc.collect()
+
+
+def _ours(module: str | None) -> bool:
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return (module or "").startswith("hermetic.lab") or HERE in Path(file or "/").parents
 
 
 def _judge(item: pytest.Item, path: Path, loose: bool) -> None:
@@ -94,9 +115,10 @@ def _story(violation: Any) -> list[str]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A file's tests run in one process (`--dist loadgroup`), and those that take the tables' rows in the one that judges."""
+    """A file's tests run in one process (`--dist loadgroup`). So do a folder's where they judge each other's rows, or share
+    workers that take gigabytes."""
     path = item.path.relative_to(HERE)
-    item.add_marker(pytest.mark.xdist_group("handoff" if path.parts[0] == "handoff" else str(path)))
+    item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] in TOGETHER else str(path)))
 
 
 @pytest.hookimpl(trylast=True)
