@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermetic.proof.conform import TraceError, conform
+from hermetic.proof.replay import as_test, replay
 from hermetic.proof.saved import SOURCES, Counterexample, SavedError, Step, load
+from hermetic.proof.story import scope_of
 
 FOUND = Counterexample(
     "I3",
@@ -80,6 +84,7 @@ def test_a_file_reads_well_without_us(tmp_path: Path) -> None:
         (b'{"version": 1, "kind": "I1", "text": "", "stpes": []}', "unknown field `stpes`"),
         (b'{"version": 1, "kind": "I1", "text": "", "steps": [{"actor": 1}]}', r"\$.steps\[0\].actor"),
         (b'{"version": 1, "kind": "I1", "text": "", "source": "a dream"}', "was found by 'a dream'"),
+        (b'{"version": 1, "x": ' + b"[" * 100_000, "is not a saved counterexample"),
     ],
 )
 def test_another_file_is_refused_and_the_message_says_why(tmp_path: Path, content: bytes, says: str) -> None:
@@ -87,6 +92,47 @@ def test_another_file_is_refused_and_the_message_says_why(tmp_path: Path, conten
     path.write_bytes(content)
     with pytest.raises(SavedError, match=says):
         load(path)
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(SavedError, match="is no file that a counterexample"):
+            load(path)
+        with pytest.raises(TraceError, match="is no file that a recording"):
+            conform(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"at_most": "x"}, {"at_most": [1]}, {"decodes": -1}, {"prefills": 0}, {"slots": -1}, {"faults.abort": -1}, {"pages": -1},
+        {"prompts": []}, {"prompts": ["1"]}, {"pages": 10**12}, {"slots": 10**12}, {"prefills": 10**12}, {"decodes": 65},
+        {"faults.flood": 1}, {"name": 3}, {"fenceable": "no"},
+    ],
+)  # fmt: skip
+def test_a_scope_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    scope = {"name": "x", "prompts": [1], "pages": 1, "slots": 1, "prefills": 1, "decodes": 1, "fenceable": True,
+             "at_most": 9, "faults.abort": 1}  # fmt: skip
+    assert scope_of(Counterexample("I1", "", scope=scope)).prompts == (1,)
+    with pytest.raises(SavedError, match="has no scope of the explorer"):
+        scope_of(Counterexample("I1", "", scope=scope | changes))
+
+
+def test_a_path_of_no_steps_breaks_nothing_and_is_refused() -> None:
+    scope = {"name": "x", "prompts": [1], "pages": 1, "slots": 1}
+    with pytest.raises(SavedError, match="has no step"):
+        replay(Counterexample("I1", "", scope=scope))
+
+
+def test_a_mutant_that_is_not_there_is_refused_whatever_found_it() -> None:
+    for source in ("explorer", "simulator", "induction"):
+        with pytest.raises(SavedError, match="it was found with a mutant"):
+            replay(Counterexample("I1", "", (Step("a", "b"),), source=source, mutant="nope"))
+
+
+@pytest.mark.parametrize("text", ['ends in a "quote"', '"""', "a \\ and a \\n", "'"])
+def test_whatever_was_found_its_test_is_python(text: str) -> None:
+    compile(as_test(Counterexample("I1", text), 'a "file".json'), "test", "exec")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

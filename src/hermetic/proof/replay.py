@@ -6,6 +6,7 @@ is not possible any more is neither: the protocol has changed, and the search ha
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 TEST = '''
 def test_{name}_does_not_come_back() -> None:
     """{text}"""
-    found = load(Path(__file__).parent / "{file}")
+    found = load(Path(__file__).parent / {file})
     assert replay(found) is None
 '''
 
@@ -74,7 +75,7 @@ def _known(found: Counterexample) -> str:
 def _induced(found: Counterexample) -> Counterexample | None:
     from hermetic.proof.induction import prove_induction
 
-    result = prove_induction(found.mutant or None, full=False)
+    result = prove_induction(_known(found) or None, full=False)
     return None if result.closed else of_induction(result)
 
 
@@ -108,8 +109,8 @@ def _conformed(found: Counterexample) -> Counterexample | None:
 def as_test(found: Counterexample, file: str) -> str:
     """A pytest module that replays `file`, which is to be kept beside it."""
     name = "".join(c if c.isalnum() else "_" for c in Path(file).stem).strip("_").lower() or "it"
-    text = found.text.replace("\\", "\\\\").replace('"""', "'''")
-    body = TEST.format(name=name, text=f"{found.kind}: {text}", file=file)
+    text = found.text.replace("\\", "\\\\").replace('"', "'")
+    body = TEST.format(name=name, text=f"{found.kind}: {text}", file=json.dumps(file))
     return (
         "from pathlib import Path\n\nfrom hermetic.proof.replay import replay\nfrom hermetic.proof.saved import load\n\n"
         + body

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 VERSION = 1
+MOST_BYTES = 64 << 20
 SOURCES = ("explorer", "simulator", "induction", "conformance")
 
 
@@ -59,18 +60,22 @@ class Counterexample(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 def load(path: Path) -> Counterexample:
     """Raises SavedError."""
     try:
+        if path.exists() and not path.is_file():
+            raise SavedError(f"{path} is no file that a counterexample could stand in")
+        if path.stat().st_size > MOST_BYTES:
+            raise SavedError(f"{path} has more than {MOST_BYTES >> 20} MiB; no counterexample has")
         raw = path.read_bytes()
     except OSError as error:
         raise SavedError(f"{path} cannot be read: {error.strerror}") from error
     try:
         version = msgspec.json.decode(raw, type=_Versioned).version
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise SavedError(f"{path} is not a saved counterexample: {error}") from error
     if version != VERSION:
         raise SavedError(f"{path} has version {version}; this hermetic reads version {VERSION}")
     try:
         found = msgspec.json.decode(raw, type=Counterexample)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise SavedError(f"{path} is not a saved counterexample: {error}") from error
     if found.source not in SOURCES:
         raise SavedError(f"{path} was found by {found.source!r}; known are {', '.join(SOURCES)}")

@@ -24,6 +24,9 @@ WHAT = MappingProxyType({
 })  # fmt: skip
 
 
+MOST = 64  # requests, pages, slots, workers, faults of a kind
+
+
 @dataclass(frozen=True)
 class Scope:
     """`prompts`: pages of each request's prompt. `pages` and `slots`: of each worker, and of each pair.
@@ -48,6 +51,16 @@ class Scope:
             raise ValueError(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
         if min(self.slots, self.prefills, self.decodes) < 1 or min((0, *self.faults.values())) < 0:
             raise ValueError("slots and workers are at least 1, faults at least 0")
+        numbers = (
+            len(self.prompts),
+            self.pages,
+            self.slots,
+            self.prefills,
+            self.decodes,
+            *self.faults.values(),
+        )
+        if max(numbers) > MOST:
+            raise ValueError(f"a search of more than {MOST} of anything would not end")
 
     def covered(self) -> str:
         """What a search of this scope covers, for its report."""

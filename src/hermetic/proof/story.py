@@ -57,6 +57,8 @@ def again(found: Counterexample, reduce: bool = True) -> tuple[Counterexample | 
 
     Raises SavedError when it has no scope of the explorer, or a move that is not possible any more."""
     scope = scope_of(found)
+    if not found.steps and found.kind not in ("L1", "L2"):
+        raise SavedError("this counterexample has no step, and nothing is broken before the first")
     world = World(scope, reduce)
     state, taken = world.initial(), list[Taken]()
     for number, step in enumerate(found.steps, 1):
@@ -135,8 +137,8 @@ def scope_of(found: Counterexample) -> Scope:
     faults = {k.partition(".")[2]: v for k, v in flat.items() if k.startswith("faults.")}
     rest = {k: v for k, v in flat.items() if not k.startswith("faults.")}
     try:
-        return Scope(**(rest | {"prompts": tuple(rest["prompts"]), "faults": faults}))
-    except (TypeError, KeyError) as error:
+        return msgspec.convert(rest | {"faults": faults}, Scope)
+    except (msgspec.ValidationError, ValueError) as error:
         raise SavedError(f"this counterexample has no scope of the explorer: {error}") from error
 
 

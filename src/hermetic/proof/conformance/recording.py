@@ -57,6 +57,8 @@ class Recording:
         self.sources: dict[str, Source] = {}
         self.cuts: list[int] = []  # numbers of lines that were cut
         try:
+            if path.exists() and not path.is_file():
+                raise TraceError(f"{path} is no file that a recording could stand in")
             with path.open("rb") as file:
                 self._index(file)
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
