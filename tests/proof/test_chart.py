@@ -82,7 +82,8 @@ def test_a_long_chart_says_which_steps_it_leaves_out_and_draws_them_when_asked()
     found = Counterexample("L1", "A/1 never ends", steps)
     short = draw(found)
     assert (
-        f"steps {FIRST + 1} to {100 - LAST} are not drawn ({100 - FIRST - LAST} by decode-0); --full" in short
+        f"steps {FIRST + 1} to {100 - LAST} are not drawn ({100 - FIRST - LAST} by decode-0); `hermetic prove --replay FILE --full`"
+        in short
     )
     drawn = [n for n in range(1, 101) if f" moment {n}\n" in short]
     assert drawn == [*range(1, FIRST + 1), *range(100 - LAST + 1, 101)]

@@ -118,7 +118,7 @@ def _parts(steps: Sequence[Step], full: bool) -> Iterator[tuple[int, Step] | str
         if full or len(left_out) < 2 or number not in left_out:
             yield number + 1, step
         elif number == FIRST:
-            yield f"  ... steps {FIRST + 1} to {left_out[-1] + 1} are not drawn ({_summary(steps[FIRST : left_out[-1] + 1])}); --full draws them ..."
+            yield f"  ... steps {FIRST + 1} to {left_out[-1] + 1} are not drawn ({_summary(steps[FIRST : left_out[-1] + 1])}); `hermetic prove --replay FILE --full` draws them ..."
 
 
 def _summary(steps: Iterable[Step]) -> str:

@@ -77,7 +77,7 @@ class Conformance:
         if self.violation is not None:
             return [
                 *found,
-                f"line {self.line}: {self.violation.text}",
+                f"line {self.line}: {self.violation.text} (or a record before it is missing in the file)",
                 f"the protocol allows there: {self.allowed}",
             ]
         return [*found, "it is a behaviour of the protocol"]

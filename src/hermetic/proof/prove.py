@@ -19,13 +19,12 @@ import msgspec
 from hermetic.proof import report
 from hermetic.proof.chart import draw
 from hermetic.proof.options import ProveError, ProveOptions, Sizes, parts_of
-from hermetic.proof.saved import Counterexample, SavedError, load
+from hermetic.proof.saved import SAVED, Counterexample, SavedError, load
 from hermetic.proof.scopes import Scope
 
 if TYPE_CHECKING:
     from hermetic.proof.search import Exploration
 
-SAVED = Path("hermetic-counterexample.json")
 REFINED = {"small": 2_000, "default": 20_000, "large": 10**9}
 """By scope: how many states of each part of the small scope are put to the abstract protocol."""
 
@@ -189,7 +188,7 @@ def _induction(options: ProveOptions, result: dict[str, Any]) -> Counterexample 
 
 
 def _fails(options: ProveOptions, found: Counterexample) -> int:
-    print(*report.failed(found, options.json or SAVED, options.full), sep="\n")
+    print(*report.failed(found, options.json or Path(SAVED), options.full), sep="\n")
     return 1
 
 
@@ -235,7 +234,7 @@ def _conform(options: ProveOptions, path: Path) -> int:
     found = conform(path)
     print(*found.lines(), sep="\n")
     if found.violation is not None:
-        print(*report.failed(found.violation, options.json or SAVED, options.full), sep="\n")
+        print(*report.failed(found.violation, options.json or Path(SAVED), options.full), sep="\n")
     return found.exit_code
 
 
@@ -253,10 +252,13 @@ def _mutant(options: ProveOptions, parts: Sequence[Scope]) -> int:
         return _mutant_in(options, parts)
     first: Counterexample | None = None
     caught = missed = 0
+    progress = report.Progress()
     for by in mutant.caught_by:
+        progress.say(f"{by} looks for it")
         found = catch(mutant.name, by, processes=options.processes)
         caught, missed = caught + bool(found.found), missed + (not found.found)
         steps = f", {found.steps} steps" if by == "explorer" and found.found else ""
+        progress.clear()
         print(
             f"{by}: {found.found or 'does not find it, and should'}{steps} ({found.seconds:.1f} s)",
             flush=True,
@@ -264,7 +266,7 @@ def _mutant(options: ProveOptions, parts: Sequence[Scope]) -> int:
         if found.counterexample is not None and (first is None or first.source == "induction"):
             first = found.counterexample
     if first is not None:
-        print(*report.failed(first, options.json or SAVED, options.full), sep="\n")
+        print(*report.failed(first, options.json or Path(SAVED), options.full), sep="\n")
     print(f"\ncaught by {caught} of {caught + missed} that have to")
     return 1 if caught else 0
 
@@ -346,4 +348,4 @@ def growing() -> list[tuple[str, Scope]]:
     return found
 
 
-__all__ = ["SAVED", "growing", "main"]
+__all__ = ["growing", "main"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 VERSION = 1
+SAVED = "hermetic-counterexample.json"  # where one goes if nothing else is said
 MOST_BYTES = 64 << 20
 SOURCES = ("explorer", "simulator", "induction", "conformance")
 
@@ -88,4 +89,4 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-__all__ = ["SOURCES", "VERSION", "Counterexample", "SavedError", "Step", "load"]
+__all__ = ["SAVED", "SOURCES", "VERSION", "Counterexample", "SavedError", "Step", "load"]

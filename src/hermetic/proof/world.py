@@ -380,11 +380,14 @@ class World(Model):
     def held(self, state: State) -> str:
         """What is not free, for a person."""
         draft = Draft(self, state)
-        slots = [self.scope.slots - draft.slots_free(pair) for pair in range(self.pairs)]
-        pages = [
-            self.scope.pages - draft.free(i) for i in range(self.globals + 3 * self.pairs, len(state) - 1)
-        ]
-        return f"slots held by pair: {slots}, pages held by worker: {pages}"
+        slots = sum(self.scope.slots - draft.slots_free(pair) for pair in range(self.pairs))
+        first = self.globals + 3 * self.pairs
+        workers = [f"prefill-{i}" for i in range(self.scope.prefills)]
+        workers += [f"decode-{i}" for i in range(self.scope.decodes)]
+        pages = {who: self.scope.pages - draft.free(first + i) for i, who in enumerate(workers)}
+        held = [f"{slots} landing slot{'s' * (slots > 1)}"] if slots else []
+        held += [f"{n} page{'s' * (n > 1)} of {who}" for who, n in pages.items() if n]
+        return f"held for ever: {', '.join(held) or 'nothing, but a half is open'}"
 
     def good(self, state: State) -> bool:
         """Every request has ended on both sides, and nothing is held for any."""

@@ -18,7 +18,7 @@ from hermetic.handoff.trace import TraceFileError, recording, start
 from hermetic.proof.chart import draw
 from hermetic.proof.mutants.patching import WORKERS, MutantError
 from hermetic.proof.mutants.registry import MUTANTS, SIMULATOR, applied
-from hermetic.proof.saved import Counterexample, SavedError
+from hermetic.proof.saved import SAVED, Counterexample, SavedError
 from hermetic.proof.simulation.campaign import Summary, campaign, one, until_found
 from hermetic.proof.simulation.options import CLASSES, Narrowed, Rates, SimulateOptions, SimulationError
 from hermetic.proof.simulation.plan import Asked
@@ -35,7 +35,7 @@ def main(options: SimulateOptions) -> int:
         with applied(options.mutant, WORKERS):
             return _wall_clock(options) if options.wall_clock else _virtual(options)
     except (SimulationError, MutantError, SavedError, TraceFileError) as error:
-        print(f"hermetic simulate: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
 
 
@@ -100,10 +100,10 @@ def _report(options: SimulateOptions, result: Result, asked: Asked) -> None:
     found = msgspec.structs.replace(found, mutant=options.mutant)
     print()
     print(draw(found))
-    if options.json:
-        found.save(Path(options.json))
-        print(f"\nsaved as {options.json}; again: hermetic prove --replay {options.json}")
-    print(f"\nagain: {again(result.seed, asked, options.mutant)}")
+    saved = Path(options.json or SAVED)
+    found.save(saved)
+    print(f"\nsaved as {saved}; every step that is kept: hermetic prove --replay {saved} --full")
+    print(f"again: {again(result.seed, asked, options.mutant)}")
 
 
 def again(seed: int, asked: Asked, mutant: str = "") -> str:

@@ -122,6 +122,11 @@ class Deployment:
 
     # ---------------------------------------------------------------------- looking
 
+    def open_keys(self) -> list[str]:
+        """The attempts that a worker has not done with."""
+        workers = [process.worker for process in self.checks.processes.values() if process.alive]
+        return list(dict.fromkeys(str(key) for worker in workers for key in getattr(worker, "_records", ())))
+
     def left(self) -> list[str]:
         """What is open or held, one a line."""
         found = []

@@ -135,7 +135,7 @@ async def _story(deployment: Deployment, going: _Going) -> None:
     while left := deployment.left():
         if loop.time() - quiet > FREE_WITHIN:
             text = f"{FREE_WITHIN:g} s after the last request something is still held: " + "; ".join(left)
-            checks.found("L2", text)
+            checks.found("L2", text, *deployment.open_keys())
             return
         await asyncio.sleep(0.25)
     for process in checks.processes.values():
