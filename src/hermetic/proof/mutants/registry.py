@@ -192,7 +192,7 @@ _LIST = (
         "A slot is given to the next page before its own was copied out.",
         ("in-flight reuse", "stream order"),
         (landing.slot_back_before_copy, landing.consumed_before),
-        (EXPLORER, INDUCTION),  # a decode worker copies before it grants, in one round: the simulator is blind here
+        (EXPLORER, INDUCTION, SIMULATOR),
         _scope((2,), 2, 1),
         17,
     ),
@@ -337,7 +337,7 @@ _LIST = (
         "Two workers become a pair whatever their models and layouts are.",
         ("layout mismatch",),
         (identity.nothing_differs,),
-        (SEAL,),
+        (SEAL, SIMULATOR),
     ),
 )  # fmt: skip
 
