@@ -88,6 +88,41 @@ def says(line: Line, message: str) -> bool:
     return any(sent[1][0] == message for sent in does(line, "send"))
 
 
+@change("a completed request is reported as something else", r"reports (Failed|Aborted|Bogus) by")
+def outcome_of_another(lines: Lines, rng: random.Random) -> None:
+    line = lines[rng.choice(at(lines, lambda x: any(d[1] == "Completed" for d in does(x, "report"))))]
+    does(line, "report")[0][1:] = [rng.choice(["Failed", "Aborted", "Bogus"]), "code", "reason"]
+
+
+@change("an aborted request is reported as completed", r"reports Completed by|allowed|Failed or Aborted")
+def completed_anyway(lines: Lines, rng: random.Random) -> None:
+    reports = at(lines, lambda x: any(d[1] not in ("Completed",) for d in does(x, "report")))
+    does(lines[rng.choice(reports)], "report")[0][1] = "Completed"
+
+
+@change("a lease of a request that is over is never closed", r"still leased by|takes page .* as free")
+def lease_left(lines: Lines, rng: random.Random) -> None:
+    roles = {x["p"]: x["role"] for x in lines if x["k"] == "process"}
+    drops = at(
+        lines,
+        lambda x: x["k"] == "pages" and x["what"] == "drop" and roles[x["p"]] == "prefill" and x.get("owner"),
+    )
+    last = {(lines[i]["p"], lines[i]["owner"], page): i for i in drops for page in lines[i]["pages"]}
+    del lines[rng.choice(list(last.values()))]
+
+
+@change("something follows the end of its process", r"a record after the end")
+def after_the_end(lines: Lines, rng: random.Random) -> None:
+    end = rng.choice(at(lines, lambda x: x["k"] == "end"))
+    lines.insert(end + 1, {"k": "end", "p": lines[end]["p"]})
+
+
+@change("a segment is made twice", r"is made a second time")
+def segment_twice(lines: Lines, rng: random.Random) -> None:
+    made = rng.choice(at(lines, lambda x: x["k"] == "segment"))
+    lines.insert(made + 1, dict(lines[made]))
+
+
 @change("drained is said before a write has ended", r"while write .* may still put bytes")
 def drained_early(lines: Lines, rng: random.Random) -> None:
     drained = rng.choice(at(lines, lambda x: says(x, "Drained")))

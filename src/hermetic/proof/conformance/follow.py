@@ -62,6 +62,8 @@ class Follower:
 
     def _take(self, p: str, line: Line) -> None:
         self.records += 1
+        if self.readers[p].ended:
+            raise Violation(line, self.parties[p], "a record after the end of its process", "nothing", [])
         try:
             self._apply(self.parties[p], line)
         except Broken as broken:
@@ -180,6 +182,8 @@ class Follower:
                 self._begin(party, line, record)
             case r.Unknown():
                 self._unknown(party, record)
+            case r.Segment(segment=segment) if segment in party.segments:
+                raise Broken(f"segment {segment} is made a second time", "each number once")
             case r.Segment(peer=peer, segment=segment, slots=slots):
                 party.segments[segment] = SlotBook(segment, peer, slots)
                 party.current[peer] = segment
@@ -202,9 +206,23 @@ class Follower:
                     ticket.sent.setdefault(party.p, set()).add(hash(message))
                     if self.abstract is not None:
                         self.abstract.forged(ticket.name, message)
+            case r.End():
+                self._end(party)
             case r.Process():
                 raise TraceError(
                     f"{self.recording.path}, line {line.number}: {party.name} begins a second time"
+                )
+
+    def _end(self, party: Party) -> None:
+        """It ended in peace: nothing follows, and no lease is left of a ticket that is over here and does not run here."""
+        for name, ticket in (self.tickets | self.late).items():
+            owner = short(name[0])
+            if party.p not in name or party.p not in ticket.ended or party.p in ticket.entered:
+                continue
+            if party.pages.held(owner) and owner not in party.owners:
+                raise Broken(
+                    f"{party.name} ends, and {party.pages.held(owner)} pages are still leased by {owner}, which is over",
+                    "that every lease is closed",
                 )
 
     def _closed(self, party: Party, peer: str, gone: bool) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermetic.handoff import records as r
-from hermetic.handoff.messages import HandoffMessage
+from hermetic.handoff.messages import Abort, HandoffMessage
 from hermetic.proof.conformance.ledger import Broken, Pages, SlotBook, demand
 
 
@@ -119,6 +119,7 @@ class Half:
                 demand(
                     not self.reported, f"{self.who} reports {outcome} after {self.reported}", "one outcome"
                 )
+                self._as_it_ended(step, done)
                 self.reported = outcome
             case r.Forgotten():
                 demand(
@@ -130,6 +131,25 @@ class Half:
             case _:
                 self.acts(step, done)
         return None
+
+    def _as_it_ended(self, step: r.Step, report: r.Reported) -> None:
+        """The outcome is that of the step: Completed only by the other half's ack, or by entering; else its cause."""
+        well = step.e == "Ack" if self.who == "prefill" else step.s == "ENTERED"
+        allowed = ("Completed",) if well else ("Refused", "Failed", "Aborted")
+        demand(
+            report.outcome in allowed,
+            f"{self.who} reports {report.outcome} by {step.e}",
+            " or ".join(allowed),
+        )
+        if step.e == "abort":
+            said = (report.outcome, report.code, report.reason)
+            demand(said == step.a, f"{self.who} is ended for {step.a} and reports {said}", "the same")
+        if isinstance(step.m, Abort):
+            demand(
+                report.code == step.m.code,
+                f"{self.who} is told {step.m.code} and reports {report.code}",
+                step.m.code,
+            )
 
     def says(self, step: r.Step, message: HandoffMessage) -> None:
         raise AssertionError("for each role")
