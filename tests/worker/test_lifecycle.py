@@ -5,8 +5,10 @@ Every test ends with `settled`: both halves have ended, every page and every slo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -324,6 +326,61 @@ def test_prefill_says_which_incarnation_it_greets() -> None:
     assert said == [m.Hello("prefill", pair.prefill.info, b"restart!")]
 
 
+def test_what_another_prefill_worker_says_of_a_ticket_is_not_taken_for_its_own_half() -> None:
+    pair, _ = held_pair(hold=True)
+    key = submit(pair)
+    pair.run()
+    other = msgspec.structs.replace(pair.prefill.info, worker="prefill-b", incarnation=b"another!")
+    pair.decode.handle(b"b", None, m.Hello("prefill-b", other))
+    before, stale = machine_states(pair, key), pair.decode.counters.messages_stale
+    for body in (h.Started(5), h.Complete(70, 5, 0, b""), h.Abort("cancelled", "not its own")):
+        pair.decode.handle(b"b", key, body)
+    assert machine_states(pair, key) == before == (PrefillState.SENDING, DecodeState.LANDING)
+    assert pair.decode.counters.messages_stale == stale + 3
+
+
+def test_what_another_decode_worker_says_of_a_ticket_is_not_taken_for_its_own_half() -> None:
+    pair, _ = held_pair(hold=True)
+    key = submit(pair)
+    pair.run()
+    other = dataclasses.replace(pair.prefill._records[key].pair)
+    before, rejected = machine_states(pair, key), pair.prefill.counters.messages_rejected
+    for body in (h.Ack(), h.Abort("cancelled", "not its own")):
+        pair.prefill._from_decode(other, key, body)
+    assert machine_states(pair, key) == before == (PrefillState.SENDING, DecodeState.LANDING)
+    assert pair.prefill.counters.messages_rejected == rejected + 2
+
+
+def test_rows_of_the_last_page_that_hold_no_token_carry_nobodys_old_bytes() -> None:
+    pair, held = held_pair(hold=True)
+    pool = pair.prefill.engine.pool
+    pool.memory[:] = 0xAA  # what somebody had left there
+    submit(pair)  # 70 tokens: the fifth page holds 6
+    sent: list[np.ndarray] = []
+    pair.run()
+    while held.flights:
+        sent += [data.copy() for flight in held.flights for data, _ in flight.pages]
+        held.deliver()
+        pair.run()
+    assert len(sent) == 5
+    for part in pool.geometry.components:
+        rows = pool.geometry.rows(sent[-1][None], part.name)
+        assert rows[:, :, :, :6].any()
+        assert not rows[:, :, :, 6:].any()
+
+
+def test_pages_that_failed_their_verification_are_offered_to_no_prefix_cache() -> None:
+    pair, held = held_pair()
+    held.damaged = 99  # whatever is sent again is damaged again
+    with mock.patch.object(pair.prefill.engine, "withhold", wraps=pair.prefill.engine.withhold) as withhold:
+        key = submit(pair)
+        wait(pair, lambda: pair.answer(key).outcome is not None)
+    assert pair.answer(key).failure.code == "kv_integrity"  # type: ignore[union-attr]
+    assert [len(call.args[0]) for call in withhold.call_args_list] == [5]
+    held.damaged = 0
+    answers_well(pair)
+
+
 def test_when_decode_is_gone_prefill_waits_for_none_of_its_writes() -> None:
     pair, held = held_pair(hold=True)
     key = submit(pair)
@@ -595,6 +652,9 @@ def test_an_attempt_that_was_here_is_not_taken_twice() -> None:
     assert len(pair.answer(key).ended) == before + 2
     held.deliver()
     settled(pair)
+    pair._queue.append((GATEWAY, DECODE, key, pair.answer(key).submit))  # and not when all of it is over
+    pair.run()
+    assert [o.code for _, _, o in pair.answer(key).ended[before + 2 :]] == ["duplicate_attempt"]  # type: ignore[union-attr]
 
 
 @pytest.mark.breaks_the_protocol("the other half's messages are made up by the test")
