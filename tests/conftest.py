@@ -25,7 +25,7 @@ settings.register_profile("untimed", deadline=None)  # speed is for benchmarks; 
 settings.load_profile("untimed")
 
 HERE = Path(__file__).parent
-TOGETHER = ("handoff", "hosts")
+TOGETHER = {"handoff": "handoff"} | dict.fromkeys(("commands", "hosts", "server"), "servers")
 RECORDED = ("handoff", "engine", "lab", "worker/test_lifecycle.py")  # folders and files
 _RECORDING: pytest.StashKey[tuple[str, Any]] = pytest.StashKey()
 _taken: Counter[tuple[str, str, str]] = Counter()
@@ -115,10 +115,10 @@ def _story(violation: Any) -> list[str]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A file's tests run in one process (`--dist loadgroup`). So do a folder's where they judge each other's rows, or share
-    workers that take gigabytes."""
+    """A file's tests run in one process (`--dist loadgroup`). So do those that are judged together, and all that start
+    servers of several gigabytes: there is never a second one of these at the same time."""
     path = item.path.relative_to(HERE)
-    item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] in TOGETHER else str(path)))
+    item.add_marker(pytest.mark.xdist_group(TOGETHER.get(path.parts[0], str(path))))
 
 
 @pytest.hookimpl(trylast=True)

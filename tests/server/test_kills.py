@@ -140,7 +140,7 @@ async def test_frozen_workers_are_left_out_cost_no_request_anything_and_serve_ag
     """One of each role, one after the other, for longer than the others wait for it; then it goes on in the middle."""
     model = make_model(tmp_path / "model", vocab_size=VOCAB)
     trace = tmp_path / "trace"
-    async with here(options(model, silent_after=2.0, drain_deadline=2.0, trace=str(trace))) as served:
+    async with here(options(model, silent_after=4.0, drain_deadline=4.0, trace=str(trace))) as served:
         before = served.incarnations()
         async with under_load(served, model):
             for name in ("prefill-0", "decode-0"):
@@ -149,7 +149,7 @@ async def test_frozen_workers_are_left_out_cost_no_request_anything_and_serve_ag
                 os.kill(handle.process.pid, signal.SIGSTOP)
                 try:
                     await served.wait(f"{name} left out", lambda r=remote: r.state == "unreachable", 30)  # type: ignore[misc]
-                    await asyncio.sleep(2.0)  # the other half has given it up as well
+                    await asyncio.sleep(4.0)  # the other half has given it up as well
                 finally:
                     os.kill(handle.process.pid, signal.SIGCONT)
                 await served.wait(f"{name} back in every pair", lambda: served.pairs() == 4, BACK_SECONDS)
