@@ -432,6 +432,56 @@ def _show_info(model: ModelInfo, sizes: list[int]) -> None:
 
 
 @app.command()
+def audit(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL...",
+            help="http(s)://HOST:PORT, sglang-pd://PREFILL,DECODE?bootstrap_port=8998 or vllm-pd://PREFILL,DECODE.",
+        ),
+    ],
+    model: Annotated[str | None, typer.Option(help="Default: the first that the server names.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Better in the environment.", envvar="HERMETIC_AUDIT_KEY")
+    ] = None,
+    second_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Another customer's key, to test between the two.", envvar="HERMETIC_AUDIT_SECOND_KEY"
+        ),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="quick, standard or soak.")] = "quick",
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this one; repeat. A name that is none lists them all."),
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for all of it, like 90s, 5m or 2h.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 1,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="One self-contained HTML file.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Everything as JSON.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="A pipeline's test report.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Ask a running endpoint whether it ever answers with somebody else's data.
+
+    Exit code 0: nothing found, with the bound that this supports. 1: a finding. 2: it could not run, or not to its end."""
+    from hermetic.audit import command
+    from hermetic.audit.run import AuditOptions
+    from hermetic.audit.target import TargetOptions
+
+    options = AuditOptions(
+        urls=tuple(urls),
+        target=TargetOptions(model, api_key, second_key, None if ca is None else str(ca)),
+        profile=profile,
+        scenarios=tuple(scenario or ()),
+        budget=None if budget is None else command.seconds(budget),
+        seed=seed,
+    )
+    raise typer.Exit(command.main(options, command.Outputs(report, json, junit, quiet)))
+
+
+@app.command()
 def prove(
     scope: Annotated[str, typer.Option(help="How much to search: small, default or large.")] = "default",
     requests: Annotated[int | None, typer.Option(help="Change the scope: requests.", min=1)] = None,

@@ -1,9 +1,12 @@
 """`python -m hermetic.lab serve|prefill|decode ...`: the `hermetic` command, with workers broken as HERMETIC_LAB says (see
-process.py)."""
+process.py).
+
+`python -m hermetic.lab leaky NAME ...`: a server that leaks on purpose (see leaky.py)."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from unittest import mock
 
 from hermetic import cli, serve
@@ -13,6 +16,10 @@ from hermetic.worker import process
 
 def main() -> None:
     """Run the command line with the lab's worker processes in the place of the product's."""
+    if sys.argv[1:2] == ["leaky"]:
+        from hermetic.lab import leaky
+
+        raise SystemExit(leaky.main(sys.argv[2:]))
     broken = functools.partial(serve.main, commands=lambda _config: COMMAND)
     alone = functools.partial(process.run_standalone, make=make)
     with mock.patch.object(serve, "main", broken), mock.patch.object(process, "run_standalone", alone):

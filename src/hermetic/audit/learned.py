@@ -1,0 +1,66 @@
+"""What the audit has learned of a server before it judges it: how much it takes, how fast it is, how much it varies by itself.
+
+The one thing to know: limits are learned from what the server accepts and refuses, never assumed from what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """Of one endpoint, in tokens of prompt (with `max_tokens` as asked): the longest accepted and the shortest refused.
+
+    `refused` None: everything that was tried was accepted. `silent`: lengths that got neither answer nor error."""
+
+    accepted: int
+    refused: int | None
+    silent: tuple[int, ...] = ()
+    said: str = ""  # the refusal's text
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """How much answers to one request differ when nobody else's data can be the cause: alone again and again, and beside
+    copies of itself (batch arithmetic). Rates are of answers that differ from the first."""
+
+    alone_runs: int = 0
+    alone_differ: int = 0
+    beside_runs: int = 0
+    beside_differ: int = 0
+    logprob_error: float | None = (
+        None  # largest difference of a logprob over a common beginning; None: no logprobs
+    )
+
+
+class Learned(msgspec.Struct, kw_only=True):
+    """`tokens_per_word`: of the audit's own prompts, by the server's own usage. `prefill`: prompt tokens a second at best
+    (None: not measured); `first`: seconds to the first token of a short prompt, as measured (median)."""
+
+    model: str
+    models: tuple[str, ...] = ()
+    engine: str = ""  # sglang, vllm, llama.cpp, ollama, hermetic, ... as far as it can be told; "" if not
+    version: str = ""
+    endpoints: tuple[str, ...] = ("chat", "completions")
+    token_ids: bool = False  # whether prompts of token ids are accepted
+    streams: bool = True
+    logprobs: bool = False
+    usage: bool = True  # whether it counts tokens
+    claimed: int | None = None  # max_model_len, context_length
+    edges: dict[str, Edge] = {}  # by endpoint
+    page: int | None = None  # tokens of a KV page, if it can be told
+    tokens_per_word: float = 2.0
+    prefill: float | None = None
+    first: float = 1.0
+    bound: float = 60.0  # seconds within which any request of ours has to be answered
+    noise: Noise = Noise()
+    facts: dict[str, Any] = {}  # what the server says of itself
+
+    def longest(self, endpoint: str) -> int:
+        """Tokens of prompt that this endpoint is known to take."""
+        edge = self.edges.get(endpoint)
+        return edge.accepted if edge is not None else 512
+
+
+__all__ = ["Edge", "Learned", "Noise"]

@@ -1,0 +1,270 @@
+"""One audit from its first request to its report.
+
+The one thing to know: whatever happens (Ctrl-C, a server that dies, a budget that ends), there is a report of what was seen until
+then, and what was not played stands in it with the reason. "Could not run" never looks like "nothing found".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+
+from hermetic.audit.evidence import Evidence
+from hermetic.audit.exchange import Answer
+from hermetic.audit.learned import Learned
+from hermetic.audit.markers import Plant
+from hermetic.audit.openings import learn
+from hermetic.audit.result import Played, Report, Sample
+from hermetic.audit.scenarios import Scenario, chosen
+from hermetic.audit.signatures import known
+from hermetic.audit.stage import SIZES, Stage
+from hermetic.audit.target import Target, TargetError, TargetOptions, open_target
+
+BUDGETS = {"quick": 150.0, "standard": 1200.0, "soak": 4 * 3600.0}  # seconds, where none is given
+LEARNING = 0.25  # share of the budget for learning limits, speed and noise
+MOST_LEARNING = 120.0  # seconds
+GRACE = 30.0  # seconds that a scenario may take longer than its share, before it is cut short
+GONE = 8  # requests in a row without a connection after which the server is taken for dead
+SAMPLES = 20_000  # points kept for the charts
+
+
+class Progress(Protocol):
+    """Who is told how it goes."""
+
+    def learning(self, what: str) -> None:
+        """A step before the first scenario."""
+
+    def playing(self, played: Played, number: int, of: int, left: float) -> None:
+        """A scenario begins: the `number`th `of` so many; `left` seconds of the budget."""
+
+    def asked(self, answer: Answer, findings: int, left: float) -> None:
+        """A request has ended; `findings` so far."""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What is asked for. `scenarios` empty: those of the profile. `budget` None: the profile's."""
+
+    urls: tuple[str, ...]
+    target: TargetOptions = field(default_factory=TargetOptions)
+    profile: str = "quick"
+    scenarios: tuple[str, ...] = ()
+    budget: float | None = None
+    seed: int = 1
+
+    def command(self) -> str:
+        """How to run this again. Holds no key."""
+        words = ["hermetic", "audit", *self.urls, "--profile", self.profile, "--seed", str(self.seed)]
+        words += [w for name in self.scenarios for w in ("--scenario", name)]
+        if self.budget is not None:
+            words += ["--budget", f"{self.budget:g}s"]
+        return shlex.join(words)
+
+
+class _Quiet:
+    """Nobody is told."""
+
+    def learning(self, what: str) -> None: ...
+
+    def playing(self, played: Played, number: int, of: int, left: float) -> None: ...
+
+    def asked(self, answer: Answer, findings: int, left: float) -> None: ...
+
+
+class _ServerGone(Exception):
+    """No connection any more."""
+
+
+async def audit(options: AuditOptions, progress: Progress | None = None) -> Report:
+    """Play everything. Raises TargetError only when nothing at all could be asked."""
+    began = time.monotonic()
+    report = Report(
+        target=" ".join(options.urls),
+        model=options.target.model or "",
+        profile=options.profile,
+        seed=options.seed,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=options.command(),
+    )
+    run = _Run(options, report, progress or _Quiet(), began)
+    with _stopping(asyncio.current_task()):
+        try:
+            async with open_target(options.urls, options.target) as target:
+                await run.play(target)
+        except asyncio.CancelledError:
+            report.reason = "interrupted"
+    run.close()
+    return report
+
+
+@contextlib.contextmanager
+def _stopping(task: asyncio.Task[object] | None) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the audit and leaves a report; the second ends the process."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        if task is not None:
+            task.cancel()
+
+    added = []
+    for number in signals:
+        with contextlib.suppress(
+            NotImplementedError, RuntimeError, ValueError
+        ):  # not in the main thread, or Windows
+            loop.add_signal_handler(number, stop)
+            added.append(number)
+    try:
+        yield
+    finally:
+        for number in added:
+            loop.remove_signal_handler(number)
+
+
+class _Run:
+    """An audit under way."""
+
+    def __init__(self, options: AuditOptions, report: Report, progress: Progress, began: float) -> None:
+        self.options, self.report, self.progress, self.began = options, report, progress, began
+        self.budget = BUDGETS[options.profile] if options.budget is None else options.budget
+        self.evidence: Evidence | None = None
+        self.learned: Learned | None = None
+        self._unreachable = 0
+        self._playing: Played | None = None
+        self._task: asyncio.Future[None] | None = None
+
+    def left(self) -> float:
+        return self.budget - (time.monotonic() - self.began)
+
+    async def play(self, target: Target) -> None:
+        report = self.report
+        learning = replace(self.options.target, learning=min(LEARNING * self.budget, MOST_LEARNING))
+        learned = await learn(target, learning, self.progress.learning)
+        report.model, report.limits = learned.model, msgspec.to_builtins(learned)
+        report.noise = msgspec.to_builtins(learned.noise)
+        todo = chosen(self.options.scenarios, self.options.profile, learned, self.options.target.keys)
+        report.scenarios = [
+            Played(name=one.name, says=one.says, reason=reason or "not reached") for one, reason in todo
+        ]
+        able = [(one, p) for (one, reason), p in zip(todo, report.scenarios, strict=True) if not reason]
+        self._enough(learned, [one for one, _ in able])
+        plant = Plant(self.options.seed)
+        self.evidence, self.learned = Evidence(learned, plant), learned
+        for number, (scenario, played) in enumerate(able):
+            share = self.left() * scenario.weight / sum(one.weight for one, _ in able[number:])
+            if number and share < learned.first:
+                played.reason = "no time left in the budget"
+                continue
+            self.progress.playing(played, number + 1, len(able), self.left())
+            try:
+                await self._one(scenario, played, target, learned, plant, share)
+            except _ServerGone:
+                report.reason = f"the server cannot be reached any more, since {played.name}: {GONE} requests in a row had no connection"
+                return
+        report.complete = all(p.state == "done" for p in report.scenarios)
+
+    def _enough(self, learned: Learned, able: list[Scenario]) -> None:
+        if not able:
+            reasons = "; ".join(sorted({p.reason for p in self.report.scenarios})) or "none was chosen"
+            raise TargetError(f"no scenario can be played here: {reasons}")
+        # A scenario needs a few requests, one behind the other, before it has compared anything.
+        needed = (time.monotonic() - self.began) + max(5.0, 8 * learned.first)
+        if self.budget < needed:
+            raise TargetError(
+                f"--budget {self.budget:g}s is too small for one scenario on this server "
+                f"(a first token takes {learned.first:.2f} s here): give at least {needed:.0f}s"
+            )
+
+    async def _one(
+        self, scenario: Scenario, played: Played, target: Target, learned: Learned, plant: Plant, share: float
+    ) -> None:
+        assert self.evidence is not None
+        began = time.monotonic()
+        stage = Stage(
+            scenario.name, target, learned, plant, self.evidence, SIZES[self.options.profile], self.options.seed,
+            lambda: share - (time.monotonic() - began), max(1, self.options.target.keys), self._answered,
+        )  # fmt: skip
+        self._playing, played.reason = played, ""
+        played.state, played.reason = "cut short", "interrupted"
+        self._task = asyncio.ensure_future(scenario.play(stage))
+        try:
+            async with asyncio.timeout(max(share, 0.0) + GRACE + learned.bound):
+                await self._task
+            played.state, played.reason = "done", "; ".join(stage.notes)
+        except TimeoutError:
+            played.reason = f"did not end {GRACE + learned.bound:.0f} s after its share of the time"
+        except asyncio.CancelledError:
+            if self._unreachable < GONE:
+                raise
+            played.reason = "the server could not be reached any more"
+            raise _ServerGone from None
+        finally:
+            played.seconds = time.monotonic() - began
+
+    def _answered(self, scenario: str, answer: Answer) -> None:
+        played, report = self._playing, self.report
+        report.requests += 1
+        if played is not None:
+            played.requests += 1
+            played.how[answer.how] = played.how.get(answer.how, 0) + 1
+        if len(report.samples) < SAMPLES:
+            report.samples.append(
+                Sample(
+                    answer.number,
+                    scenario,
+                    answer.sent,
+                    answer.usage.prompt,
+                    answer.first,
+                    answer.seconds,
+                    answer.how,
+                )
+            )
+        found = 0 if self.evidence is None else len(self.evidence.findings())
+        self.progress.asked(answer, found, self.left())
+        self._unreachable = self._unreachable + 1 if answer.how == "unreachable" else 0
+        if self._unreachable >= GONE and self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Bring together what was seen, however far it came."""
+        report = self.report
+        report.seconds = time.monotonic() - self.began
+        if self.evidence is None or self.learned is None:
+            return
+        report.findings = self.evidence.findings()
+        report.noise |= self.evidence.noise()
+        for finding in report.findings:
+            if not finding.signature and (cause := known(finding, self.learned)) is not None:
+                finding.signature = cause.name
+            finding.repeat = finding.repeat or AuditOptions(
+                self.options.urls, self.options.target, self.options.profile, (finding.scenario,), self.options.budget,
+                self.options.seed,
+            ).command()  # fmt: skip
+        for played in report.scenarios:
+            played.coverage = self.evidence.coverage(played.name)
+        wrong = {answer.number for finding in report.findings for answer in finding.answers[:1]}
+        report.samples = [
+            msgspec.structs.replace(s, wrong=True) if s.number in wrong else s for s in report.samples
+        ]
+        report.notes += self.evidence.notes()
+        compared = any(c.comparisons for p in report.scenarios for c in p.coverage)
+        if report.findings:
+            report.verdict = "findings"
+        elif compared and not report.reason:
+            report.verdict = "nothing found"
+        elif not compared:
+            report.reason = report.reason or "nothing could be compared"
+
+
+__all__ = ["BUDGETS", "AuditOptions", "Progress", "audit"]

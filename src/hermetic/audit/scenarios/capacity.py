@@ -1,0 +1,323 @@
+"""More than fits: prompts around and far beyond what a server takes, and more at once than its pool holds.
+
+The one thing to know: what cannot fit has to be refused, every time, on every endpoint, streaming or not; and a normal request
+right after has to be served. These come last: a server may not recover from them. `must_refuse` is said only of what surely
+cannot fit: of token ids past the learned edge, or of texts with more words than the limit has tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hermetic.audit.exchange import Answer, Ask, Endpoint
+from hermetic.audit.scenarios.asking import (
+    NORMAL,
+    SHORT,
+    affordable,
+    again_and_again,
+    all_endpoints,
+    asks,
+    beside,
+    copy,
+    id_endpoints,
+    ids,
+    patience,
+    plain,
+    prefill_seconds,
+    quiet,
+    still_serves,
+    text_endpoints,
+    words_for,
+)
+from hermetic.audit.scenarios.prefixes import USUAL_PAGES
+from hermetic.audit.scenarios.registry import scenario
+from hermetic.audit.stage import Stage, changed
+
+MOST_TOKENS = 1_500_000  # of one prompt: past the longest contexts in use, in about 10 MB of text
+SURE = 1.3  # words for each token of the limit: a word of ours is at least one token
+LADDER = (
+    0.5,
+    0.7,
+    0.85,
+    0.95,
+)  # of what is accepted: a pool smaller than the advertised context lies somewhere there
+
+
+class Over(NamedTuple):
+    """A prompt longer than what fits. `exact`: `tokens` is the number itself, not an estimate from below."""
+
+    endpoint: Endpoint
+    tokens: int
+    exact: bool
+    stream: bool
+
+
+def limit_of(stage: Stage, endpoint: Endpoint) -> int | None:
+    """Tokens of prompt from which on this endpoint refuses: as learned, else as it claims. None: it has shown no limit."""
+    edge = stage.learned.edges.get(endpoint)
+    if edge is not None and edge.refused is not None:
+        return edge.refused
+    return stage.learned.claimed + 1 if stage.learned.claimed is not None else None
+
+
+def overs(stage: Stage) -> list[Over]:
+    """Every endpoint, with and without streaming, at lengths from the edge on to far beyond it."""
+    found = []
+    streams = (True, False) if stage.learned.streams else (False,)
+    page = stage.learned.page or USUAL_PAGES[0]
+    for endpoint in all_endpoints(stage):
+        limit = limit_of(stage, endpoint)
+        if limit is None:
+            continue
+        texts = [int(limit * SURE) + 8, 2 * limit, 4 * limit]
+        rounded = -(-limit // page) * page
+        exacts = (
+            [limit, limit + 1, rounded, rounded + 1, rounded + page]
+            if endpoint in id_endpoints(stage)
+            else []
+        )
+        for tokens, exact in [(n, False) for n in texts] + [(n, True) for n in dict.fromkeys(exacts)]:
+            if tokens <= MOST_TOKENS:
+                found += [Over(endpoint, tokens, exact, stream) for stream in streams]
+    return found
+
+
+def _over(stage: Stage, over: Over) -> Ask:
+    """The request. A text holds `over.tokens` words, so at least as many tokens, whatever the tokenizer."""
+    tenant = stage.tenant()
+    prompt: str | tuple[int, ...] = (
+        ids(stage.random, over.tokens) if over.exact else tenant.copy_task(over.tokens)
+    )
+    ask = asks(stage, tenant, prompt, endpoint=over.endpoint, stream=over.stream, max_tokens=SHORT)
+    return changed(ask, within=stage.learned.bound + prefill_seconds(stage, over.tokens))
+
+
+def _refuse(stage: Stage, over: Over, answer: Answer) -> None:
+    kind = "token ids" if over.exact else "words, each of one token or more,"
+    stage.must_refuse(
+        answer, over.tokens,
+        f"{over.tokens} {kind} to /{over.endpoint}, which takes no {limit_of(stage, over.endpoint)} tokens",
+    )  # fmt: skip
+
+
+async def _fill(stage: Stage) -> None:
+    """Victims: their markers lie in the pages that an over-long prompt could be given."""
+    longest = min(600, int(stage.learned.longest(text_endpoints(stage)[0]) * 0.3))
+    victims = [
+        copy(stage, stage.tenant(), tokens=longest, max_tokens=SHORT, logprobs=False) for _ in range(4)
+    ]
+    await stage.ask(victims[0])
+    await stage.together(victims[1:])
+
+
+@scenario(
+    "over-capacity",
+    "Sends prompts at, just past and far past what fits, to each endpoint, streaming and not: refused, and the next is served.",
+    evidence=("semantics", "marker", "contrast", "liveness", "differential"),
+    weight=2.5,
+    order=90,
+)
+async def over_capacity(stage: Stage) -> None:
+    beyond = overs(stage)
+    if not beyond:
+        stage.note(
+            "this server has shown and claims no limit that a prompt of ours could pass: nothing was sent past it"
+        )
+    known = [copy(stage, stage.tenant(), max_tokens=NORMAL) for _ in range(2)]
+    alone = await quiet(stage, known)
+    await _fill(stage)
+    turns = _turns(stage, beyond)
+    async for number in stage.rounds(None if beyond else 0):
+        if not await _one_by_one(stage, turns, len(beyond) if number == 0 else 4):
+            return
+        wave = [next(turns) for _ in range(4)]
+        asked = [_over(stage, over) for over in wave]
+        came = await stage.together([*asked, *known])
+        for over, answer in zip(wave, came, strict=False):
+            _refuse(stage, over, answer)
+        for before, after in zip(alone, came[-2:], strict=True):
+            stage.same(before, after, "alone, and beside prompts that are longer than what fits")
+        if number % 2 == 0:
+            await _fill(stage)
+    if not await still_serves(stage, "after prompts that are longer than what fits"):
+        return
+    await _ladder(stage)
+    await _edges(stage)
+
+
+def _turns(stage: Stage, beyond: list[Over]) -> Iterator[Over]:
+    """All of them in a drawn order, again and again."""
+    return itertools.cycle(stage.random.sample(beyond, len(beyond))) if beyond else iter(())
+
+
+async def _one_by_one(stage: Stage, turns: Iterator[Over], count: int) -> bool:
+    """The sequential form: a victim, a prompt that is too long, and now and then a normal request. False: it is stuck."""
+    for at in range(count):
+        if at and stage.left() <= 0:
+            stage.note("not every length past the edge had its turn in the time there was")
+            return True
+        over = next(turns)
+        if at % 4 == 0:
+            await stage.ask(copy(stage, stage.tenant(), tokens=120, max_tokens=SHORT, logprobs=False))
+        answer = await stage.ask(_over(stage, over))
+        _refuse(stage, over, answer)
+        if (at % 4 == 3 or answer.how == "silent") and not await still_serves(
+            stage, f"right after a prompt of {over.tokens} tokens to /{over.endpoint}"
+        ):
+            return False
+    return True
+
+
+async def _ladder(stage: Stage) -> None:
+    """Lengths below the edge, which are accepted: is all of such a prompt really read? And the longest after two tenants."""
+    endpoint = text_endpoints(stage)[0]
+    accepted = stage.learned.longest(endpoint)
+    steps = [int(accepted * part) for part in LADDER]
+    fit = [n for n in steps if affordable(stage, n, 0.3)]
+    if len(fit) < len(steps):
+        stage.note(
+            f"prompts of more than {max(fit, default=0)} tokens take too long to be read in the time there is"
+        )
+    answered = []
+    for tokens in stage.random.sample(fit, len(fit)):
+        if stage.left() <= 0:
+            return
+        await stage.ask(copy(stage, stage.tenant(), tokens=120, max_tokens=SHORT, logprobs=False))
+        answer = await stage.ask(_long(stage, endpoint, tokens))
+        answered += [tokens] if answer.how == "answered" else []
+        if answer.how == "silent" and not await still_serves(
+            stage, f"right after a prompt of {tokens} tokens"
+        ):
+            return
+    if answered:
+        await _long_after_others(stage, endpoint, max(answered))
+
+
+def _long(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
+    ask = copy(stage, stage.tenant(), tokens=tokens, endpoint=endpoint, max_tokens=SHORT)
+    return changed(ask, within=stage.learned.bound + 2 * prefill_seconds(stage, tokens))
+
+
+async def _long_after_others(stage: Stage, endpoint: Endpoint, tokens: int) -> None:
+    """Contrast: one long prompt right after each of two tenants, in turn. Each time with another beginning of four words,
+    drawn whoever came before: else the prefix cache would have it."""
+    turns = 8
+    if not affordable(stage, 2 * turns * tokens, 0.4):
+        stage.note(f"one prompt of {tokens} tokens after either of two tenants would take too long here")
+        return
+    victims, owner = (stage.tenant(), stage.tenant()), stage.tenant()
+    after: dict[str, list[Answer]] = {victim.name: [] for victim in victims}
+    body = owner.copy_task(words_for(stage, tokens))
+    for _ in range(turns):
+        for victim in stage.random.sample(victims, 2):
+            beginning = plain(stage.random, 4)
+            before = f"{plain(stage.random, 4)} {victim.copy_task(60)}"
+            await stage.ask(asks(stage, victim, before, endpoint=endpoint, max_tokens=SHORT, logprobs=False))
+            ask = asks(
+                stage, owner, f"{beginning}\n{body}", endpoint=endpoint, max_tokens=SHORT, logprobs=False
+            )
+            after[victim.name].append(await stage.ask(ask))
+        if stage.left() <= 0:
+            break
+    stage.contrast(
+        after, f"one prompt of about {tokens} tokens, after one tenant's requests and after another's"
+    )
+
+
+async def _edges(stage: Stage) -> None:
+    """The very edge, from below: the last lengths that are accepted, page rounding, and those that were never answered."""
+    page = stage.learned.page or USUAL_PAGES[0]
+    for endpoint in all_endpoints(stage):
+        edge = stage.learned.edges.get(endpoint)
+        if edge is None:
+            continue
+        rounded = edge.accepted // page * page
+        below = [edge.accepted, edge.accepted - 1, rounded, rounded - 1, rounded + 1, edge.accepted - page]
+        lengths = [n for n in dict.fromkeys(below) if 0 < n <= edge.accepted]
+        # The silent ones last: whoever sends them may be the last to be served.
+        for tokens in [*lengths, *sorted(set(edge.silent) - set(lengths))]:
+            if stage.left() <= 0 or not affordable(stage, tokens):
+                stage.note("not every length at the edge could be tried in the time there was")
+                return
+            ask = _at_the_edge(stage, endpoint, tokens)
+            answer = await stage.ask(ask)
+            exactly = endpoint in id_endpoints(stage)
+            if exactly and tokens in lengths:
+                stage.must_serve(
+                    answer, f"{tokens} token ids to /{endpoint}, which has taken {edge.accepted}"
+                )
+            if not await still_serves(
+                stage, f"right after a prompt of {tokens} tokens, at the edge of what fits"
+            ):
+                return
+
+
+def _at_the_edge(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
+    """As many ids, or a text of about as many tokens; one token of answer, as when the edge was learned."""
+    tenant = stage.tenant()
+    prompt: str | tuple[int, ...]
+    if endpoint in id_endpoints(stage):
+        prompt = ids(stage.random, tokens)
+    else:
+        prompt = tenant.copy_task(words_for(stage, tokens))
+    ask = asks(stage, tenant, prompt, endpoint=endpoint, max_tokens=1)
+    return changed(ask, within=stage.learned.bound + 2 * prefill_seconds(stage, tokens))
+
+
+# ------------------------------------------------------------------------------------ more at once than the pool holds
+
+
+@scenario(
+    "exhaustion",
+    "Asks for more at once than a pool can hold, with long prompts and long answers: slower or refused, but nobody else's.",
+    evidence=("marker", "differential", "liveness"),
+    weight=2.0,
+    order=95,
+)
+async def exhaustion(stage: Stage) -> None:
+    endpoint = text_endpoints(stage)[0]
+    known = [
+        copy(stage, stage.tenant(), endpoint=endpoint),
+        copy(stage, stage.tenant(), tokens=150, endpoint=endpoint),
+    ]
+    alone = await quiet(stage, known)
+    async for number in stage.rounds():
+        tokens = _tokens_each(stage, endpoint, number)
+        many = max(
+            2, min(stage.size.requests, int(stage.left() / 3 / max(prefill_seconds(stage, tokens), 0.1)))
+        )
+        wave = [
+            copy(
+                stage, stage.tenant(), tokens=tokens, endpoint=endpoint, max_tokens=2 * NORMAL, logprobs=False
+            )
+            if at % 2
+            else again_and_again(
+                stage, stage.tenant(), endpoint=endpoint, max_tokens=4 * NORMAL, logprobs=False
+            )
+            for at in range(many)
+        ]
+        expected = prefill_seconds(stage, tokens) + 2 * max(answer.seconds for answer in alone)
+        await beside(
+            stage, known, patience(stage, wave, expected), alone,
+            f"alone, and beside {many} long requests that fill the pool",
+        )  # fmt: skip
+        for before, ask in zip(alone, known, strict=True):
+            after = await stage.alone(ask)
+            stage.must_serve(after, "a request that was served before, after the pool had been full")
+            stage.same(before, after, "alone, and again after the pool had been full")
+            if after.how in ("silent", "unreachable"):
+                return
+    await still_serves(stage, "after the pool had been full")
+
+
+def _tokens_each(stage: Stage, endpoint: Endpoint, number: int) -> int:
+    """Long prompts, and in every other round longer ones, within the time."""
+    tokens = int(stage.learned.longest(endpoint) * (0.25, 0.6)[number % 2])
+    while tokens > 200 and prefill_seconds(stage, tokens) * 4 > max(stage.left(), 1.0):
+        tokens //= 2
+    return tokens
+
+
+__all__ = ["Over", "limit_of", "overs"]
