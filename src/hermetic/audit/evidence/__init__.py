@@ -57,9 +57,8 @@ class Evidence:
     ) -> None:  # fmt: skip
         self._timing.timing(scenario, after_other, after_nobody, after_self, why)
 
-    def findings(self) -> list[Finding]:
-        """All until now, corrected for what has been compared until now; markers first."""
-        parts = (
+    def _parts(self) -> tuple[Markers, Differential, Contrast, Semantics, Liveness, Timing]:
+        return (
             self._markers,
             self._differential,
             self._contrast,
@@ -67,19 +66,14 @@ class Evidence:
             self._liveness,
             self._timing,
         )
-        return [finding for part in parts for finding in part.findings()]
+
+    def findings(self) -> list[Finding]:
+        """All until now, corrected for what has been compared until now; markers first."""
+        return [finding for part in self._parts() for finding in part.findings()]
 
     def coverage(self, scenario: str) -> list[Coverage]:
         """Of each kind of evidence, what it compared in this scenario; kinds that compared nothing are left out."""
-        parts = (
-            self._markers,
-            self._differential,
-            self._contrast,
-            self._semantics,
-            self._liveness,
-            self._timing,
-        )
-        return [c for part in parts if (c := part.coverage(scenario)).comparisons or c.findings]
+        return [c for part in self._parts() if (c := part.coverage(scenario)).comparisons or c.findings]
 
     def noise(self) -> dict[str, Any]:
         """How the search went for decoys, and how far answers moved without being findings."""
