@@ -132,6 +132,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = others + judges
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ungrouped tests would start all their servers in both processes, until there is no memory left."""
+    if getattr(session.config.option, "loadgroup", False) and any("@" not in i.nodeid for i in session.items):
+        raise pytest.UsageError("pytest-xdist has not put every test into its group (`--dist loadgroup`)")
+
+
 def _all_of_the_handoff(config: pytest.Config, items: list[pytest.Item]) -> bool:
     chosen = any("::" in argument for argument in config.args) or config.getoption("keyword")
     return not chosen and {item.path for item in items}.issuperset((HERE / "handoff").glob("test_*.py"))
