@@ -1,4 +1,4 @@
-"""One cluster of real commands on five hosts apart (see hermetic.lab.apart) for all tests of this folder."""
+"""One cluster of real commands on five hosts apart (see hermetic.lab.apart) for all tests of a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hermetic.lab.apart import Apart, start_apart
 from hermetic.lab.hosts import missing_right
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     if (why := missing_right()) is not None:
         pytest.skip(why)
