@@ -67,7 +67,7 @@ async def _walk(steps: list[tuple[str, str | None, int | None]]) -> None:
                     members.end(remote, "ended")
                     # Whoever was in comes back in, as long as nobody allowed the context to grow meanwhile.
                     assert isinstance(members.register(again, leaving=False), m.Registered)
-                    if not alone:
+                    if not alone and before:  # 0: no pair could be reached, as now with the one that is back
                         assert window.tokens == before
                 case "die" if here:
                     members.end(remote, "ended")
