@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import itertools
+import json
+import socket
 import ssl
 import subprocess
 import time
@@ -25,7 +28,7 @@ from scripted_endpoint import (
     usage_event,
 )
 
-from hermetic.audit.address import read_address
+from hermetic.audit.address import read_address, shown
 from hermetic.audit.exchange import Ask
 from hermetic.audit.target import (
     AFTER_DONE,
@@ -76,6 +79,13 @@ def test_a_pair_is_read_with_its_bootstrap_port():
         (["ftp://h/x"], "no such kind of target as 'ftp'"),
         (["http://u:secret-word@h/"], "--api-key"),
         (["http://h/?key=secret-word"], "--api-key"),
+        (["u:secret-word@h:8000"], "write http://"),
+        (["http://u:secret-word@[::1"], "not a URL"),
+        (["gopher://h/?key=secret-word"], "no such kind of target"),
+        (["sglang-pd://a:1,b:2?api_key=secret-word"], "leave it out"),
+        (["sglang-pd://a:1,b:2?bootstrap_port=0&x=secret-word"], "leave it out"),
+        (["http://h/\x01"], "not a URL"),
+        (["http://\u202eh"], "not a URL"),
         (["sglang-pd://a:1"], "two different servers"),
         (["sglang-pd://a:1,a:1"], "two different servers"),
         (["sglang-pd://a:1,b:2?bootstrap_port=x"], "from 1 to 65535"),
@@ -90,6 +100,14 @@ def test_a_url_that_cannot_be_used_says_what_to_change(urls: list[str], said: st
     assert "secret-word" not in str(caught.value)
 
 
+def test_a_url_is_shown_without_what_could_be_secret():
+    assert shown("http://u:secret-word@h:1/v1?key=secret-word#x") == "http://h:1/v1"
+    assert (
+        shown("sglang-pd://u:secret-word@a:1,u:secret-word@b:2?bootstrap_port=9&key=secret-word")
+        == "sglang-pd://a:1,b:2?bootstrap_port=9"
+    )
+
+
 # ------------------------------------------------------------------------------------ opening
 
 
@@ -99,6 +117,108 @@ async def test_no_server_there_is_said_with_its_address():
     with pytest.raises(TargetError, match=r"no connection to .*is the server running"):
         async with open_target([endpoint.url]):
             pass
+
+
+async def test_what_the_system_says_of_a_connection_is_said_in_its_own_words():
+    with pytest.raises(TargetError, match=r"no connection to .* \(Connection refused\)"):
+        async with open_target(["http://127.0.0.1:9"]):
+            pass
+
+
+async def test_of_a_pair_the_half_that_is_down_is_named():
+    async with serving(hello) as endpoint:
+        up, down = endpoint.url, "http://127.0.0.1:9"
+        for kind in ("sglang-pd", "vllm-pd"):
+            for halves, name in (((down, up), "prefill"), ((up, down), "decode")):
+                with pytest.raises(TargetError, match=f"the pair's {name} half: no connection to {down}"):
+                    async with open_target([f"{kind}://{','.join(halves)}"]):
+                        pass
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "foo://u:secret-word@h", "::::"])
+async def test_a_proxy_that_cannot_be_used_is_said_and_never_used_for_this_host(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(TargetError, match=r"names a proxy that .*correct ALL_PROXY") as caught:
+        async with open_target(["http://elsewhere.invalid"]):
+            pass
+    assert "secret-word" not in str(caught.value)
+    async with serving(hello) as endpoint, open_target([endpoint.url]) as target:
+        assert (await target.send(ask())).text == "Hello"
+
+
+async def test_a_proxy_that_may_be_the_cause_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch):
+    async def gateway(request: Request, wire: Wire) -> None:
+        await wire.text("Bad Gateway", 502)
+
+    async with serving(ScriptedEndpoint(gateway, models=None)) as endpoint:
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        for proxy in ("http://u:secret-word@127.0.0.1:9", endpoint.url):
+            monkeypatch.setenv("HTTP_PROXY", proxy)
+            monkeypatch.setenv("http_proxy", proxy)
+            with pytest.raises(TargetError, match=r"HTTP_PROXY, http_proxy names a proxy") as caught:
+                async with open_target(["http://elsewhere.invalid"]):
+                    pass
+            assert "secret-word" not in str(caught.value)
+
+
+async def test_certificates_that_the_environment_names_and_nobody_can_read_are_said(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
+    with pytest.raises(TargetError, match="SSL_CERT_FILE"):
+        async with open_target(["https://127.0.0.1:9"]):
+            pass
+
+
+async def test_no_connection_within_the_time_is_not_called_a_connection(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        with (
+            contextlib.ExitStack() as stack
+        ):  # who connects now fills the queue, and the next one waits for ever
+            for _ in range(3):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(address)
+            with pytest.raises(TargetError, match="no connection to"):
+                async with open_target([f"http://127.0.0.1:{address[1]}"], TargetOptions(connect=0.5)):
+                    pass
+
+
+def packed(value: object, how: str) -> bytes:
+    """A whole response, packed with gzip as often as `how` says."""
+    data = json.dumps(value).encode()
+    for _ in how.split(","):
+        data = gzip.compress(data)
+    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: {how}\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def test_what_is_packed_once_is_read_and_what_could_unpack_without_end_is_not():
+    listing = {"data": [{"id": "m"}]}
+    answers = [
+        packed(listing, "gzip"),
+        packed({"choices": [{"text": "x", "finish_reason": "stop"}]}, "gzip"),
+        packed({"choices": [{"text": "x", "finish_reason": "stop"}]}, "gzip, gzip"),
+        packed(listing, "gzip, gzip"),
+    ]
+
+    async def script(request: Request, wire: Wire) -> None:
+        await wire.raw(answers.pop(0))
+
+    async with serving(ScriptedEndpoint(script, models=None)) as endpoint:
+        async with open_target([endpoint.url]) as target:
+            assert (await target.send(ask())).text == "x"
+            answer = await target.send(ask())
+            assert (answer.how, answer.error) == ("garbled", "the server packs what it sends (gzip, gzip)")
+        with pytest.raises(TargetError, match=r"packs what it sends \(gzip, gzip\): switch that off"):
+            async with open_target([endpoint.url]):
+                pass
 
 
 async def test_a_page_that_is_no_api_is_shown():
@@ -135,6 +255,23 @@ async def test_a_redirect_names_where_to():
 
     async with serving(ScriptedEndpoint(moved, models=None)) as endpoint:
         with pytest.raises(TargetError, match="https://elsewhere/v1/models"):
+            async with open_target([endpoint.url]):
+                pass
+    async with serving(ScriptedEndpoint(moved)) as endpoint, open_target([endpoint.url]) as target:
+        answer = await target.send(ask())
+        assert (answer.how, answer.error) == (
+            "garbled",
+            "the server sends to https://elsewhere/v1/models: give that URL instead",
+        )
+
+
+async def test_a_server_that_hangs_up_in_the_middle_of_its_model_list_is_not_said_to_speak_no_http():
+    async def script(request: Request, wire: Wire) -> None:
+        await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{}")
+        wire.cut()
+
+    async with serving(ScriptedEndpoint(script, models=None)) as endpoint:
+        with pytest.raises(TargetError, match="closes the connection before its answer is over"):
             async with open_target([endpoint.url]):
                 pass
 

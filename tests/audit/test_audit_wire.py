@@ -298,6 +298,16 @@ def test_a_stream_that_does_not_say_it_is_one_is_read_all_the_same():
     assert (reading.how(), reading.text, reading.streamed) == ("answered", "x", True)
 
 
+@pytest.mark.timeout(60)  # a line that is copied anew with each piece would take hours
+def test_a_long_line_costs_what_it_is_long_however_small_its_pieces_are():
+    parser, piece = EventParser(), b"x" * 64
+    assert parser.feed(b"data: ") == []
+    for _ in range(256 * 1024):
+        parser.feed(piece)
+    (event,) = parser.feed(b"\n\n")
+    assert len(event) == 64 * 256 * 1024
+
+
 def test_more_than_an_answer_can_hold_is_garbled_and_not_kept():
     reading = Reading("chat", 200, "application/json")
     for _ in range(MAX_BYTES // 2**20 + 2):

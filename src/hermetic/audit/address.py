@@ -6,10 +6,12 @@ of the decode half is the answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
+import httpx
 import msgspec
 
 from hermetic.options import OptionError
@@ -18,6 +20,7 @@ Kind = Literal["plain", "several", "sglang-pd", "vllm-pd"]
 BOOTSTRAP_PORT = 8998  # SGLang's --disaggregation-bootstrap-port
 _PAIRS: tuple[Kind, ...] = ("sglang-pd", "vllm-pd")
 _ENDINGS = ("/chat/completions", "/completions", "/models", "/generate")
+_SETTINGS = ("bootstrap_port", "bootstrap_host")
 _EXAMPLES = "http://127.0.0.1:8000, sglang-pd://HOST:PORT,HOST:PORT or vllm-pd://HOST:PORT,HOST:PORT"
 
 
@@ -58,18 +61,27 @@ def read_address(urls: Sequence[str]) -> Address:
     return Address(kind="plain" if len(servers) == 1 else "several", servers=servers)
 
 
+def shown(url: str) -> str:
+    """A URL as it may stand in messages and reports, usable or not: without what could be a password or a key."""
+    bare = re.sub(r"(?:(?<=://)|(?<=,)|^)[^/,]*@", "", url.strip())
+    base, _, query = bare.partition("#")[0].partition("?")
+    kept = [field for field in query.split("&") if field.partition("=")[0] in _SETTINGS]
+    return f"{base}?{'&'.join(kept)}" if kept else base
+
+
 def _pair(url: str, scheme: str) -> Address:
     kind: Kind = "sglang-pd" if scheme == "sglang-pd" else "vllm-pd"
     halves, _, query = url.partition("://")[2].partition("?")
+    url = shown(url)
     servers = [_server(half if "://" in half else f"http://{half}") for half in halves.split(",") if half]
     if len(servers) != 2 or servers[0] == servers[1]:
         raise TargetError(
             f"{url}: a pair is two different servers, prefill first: {kind}://HOST:PORT,HOST:PORT"
         )
     fields = parse_qs(query, keep_blank_values=True)
-    allowed = {"bootstrap_port", "bootstrap_host"} if kind == "sglang-pd" else set()
-    if unknown := sorted(set(fields) - allowed):
-        known = "bootstrap_port and bootstrap_host" if allowed else "no settings"
+    allowed = _SETTINGS if kind == "sglang-pd" else ()
+    if unknown := sorted(set(fields) - set(allowed)):
+        known = " and ".join(allowed) or "no settings"
         raise TargetError(f"{url}: {kind} knows {known}, not {unknown[0]!r}: leave it out")
     port = fields.get("bootstrap_port", [str(BOOTSTRAP_PORT)])[-1]
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -83,10 +95,12 @@ def _server(url: str) -> str:
     parts = _split(url)
     if parts.scheme not in ("http", "https"):
         if "://" not in url:
-            raise TargetError(f"{url!r} is not a URL: write http:// or https:// before it")
-        raise TargetError(f"{url}: no such kind of target as {parts.scheme!r}; use {_EXAMPLES}")
+            raise TargetError(f"{shown(url)!r} is not a URL: write http:// or https:// before it")
+        raise TargetError(f"{shown(url)}: no such kind of target as {parts.scheme!r}; use {_EXAMPLES}")
     if not parts.hostname or any(char.isspace() for char in url):
-        raise TargetError(f"{url!r} is not a URL: it names no host; write it like http://127.0.0.1:8000")
+        raise TargetError(
+            f"{shown(url)!r} is not a URL: it names no host; write it like http://127.0.0.1:8000"
+        )
     if parts.username is not None or parts.password is not None:
         raise TargetError(
             "the URL has a user or password in it: leave them out and give a key with --api-key"
@@ -103,9 +117,12 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port  # read here, because it raises
-    except ValueError as error:
-        raise TargetError(f"{url!r} is not a URL ({error}); write it like http://127.0.0.1:8000") from None
+        httpx.URL(url)  # more exacting: control characters, names that no DNS can hold
+    except (ValueError, httpx.InvalidURL) as error:
+        raise TargetError(
+            f"{shown(url)!r} is not a URL ({error}); write it like http://127.0.0.1:8000"
+        ) from None
     return parts
 
 
-__all__ = ["BOOTSTRAP_PORT", "Address", "Kind", "TargetError", "read_address"]
+__all__ = ["BOOTSTRAP_PORT", "Address", "Kind", "TargetError", "read_address", "shown"]

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import email.utils
 import json
+import os
 import random
 import secrets
+import socket
 import ssl
 import time
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -60,17 +63,42 @@ async def open_target(urls: Sequence[str], options: TargetOptions | None = None)
     """Connect, and see that this can be audited at all. Raises TargetError."""
     options = options or TargetOptions()
     address, keys = read_address(urls), _keys(options)
-    client = httpx.AsyncClient(
-        verify=_trust(options.ca),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=IDLE),
-        timeout=httpx.Timeout(None, connect=options.connect),
-        headers={"accept-encoding": "identity", "user-agent": "hermetic-audit"},
-        mounts=dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]")),  # never through a proxy
-    )
-    async with client:
+    async with _client(address, options) as client:
         target = Target(address, options, keys, client)
         await target.connect()
         yield target
+
+
+def _client(address: Address, options: TargetOptions) -> httpx.AsyncClient:
+    """What all requests go through. Raises TargetError for certificates or proxies that cannot be used."""
+    trust = _trust(options.ca)
+    try:
+        return httpx.AsyncClient(
+            verify=trust,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=IDLE),
+            timeout=httpx.Timeout(None, connect=options.connect),
+            headers={"accept-encoding": "identity", "user-agent": "hermetic-audit"},
+            trust_env=not all(
+                map(_is_here, address.servers)
+            ),  # this host's servers are never asked through a proxy
+            mounts=dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]")),
+        )
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise TargetError(
+            f"the environment names a proxy that the audit cannot use ({error}): correct {_proxies() or 'NO_PROXY'}, or unset it"
+        ) from None
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
+def _proxies() -> str:
+    """The variables that name proxies, by name alone: their values may hold passwords."""
+    names = (f"{scheme}_proxy" for scheme in ("http", "https", "all"))
+    return ", ".join(
+        sorted({found for name in names for found in (name, name.upper()) if os.environ.get(found)})
+    )
 
 
 def _keys(options: TargetOptions) -> tuple[str, ...]:
@@ -87,9 +115,16 @@ def _keys(options: TargetOptions) -> tuple[str, ...]:
     return keys
 
 
-def _trust(ca: str | None) -> ssl.SSLContext | bool:
+def _trust(ca: str | None) -> ssl.SSLContext:
+    """What vouches for servers: `ca`, else what the environment or this host says. Raises TargetError."""
     if ca is None:
-        return True
+        try:
+            return httpx.create_ssl_context()
+        except OSError as error:
+            raise TargetError(
+                "the environment names certificates that cannot be read "
+                f"({error}): correct SSL_CERT_FILE, SSL_CERT_DIR and SSLKEYLOGFILE, or unset them"
+            ) from None
     try:
         return ssl.create_default_context(cafile=ca)
     except FileNotFoundError:
@@ -153,14 +188,17 @@ class Target:
 
     async def connect(self) -> None:
         """Find the OpenAI paths and the model on every server. Raises TargetError."""
-        try:
-            for server in self.address.servers:
+        for place, server in enumerate(self.address.servers):
+            try:
                 page, base = await self._list(server)
                 self._bases.append(base)
                 self._roots.append(base.removesuffix("/v1"))
                 self._choose(server, _entries(page, server) if page is not None else None)
-        except TargetError as error:  # servers repeat what they were sent
-            raise TargetError(self._hide(str(error))) from None
+            except TargetError as error:
+                half = f"the pair's {('prefill', 'decode')[place]} half: " if self.address.pair else ""
+                raise TargetError(
+                    half + self._hide(str(error))
+                ) from None  # servers repeat what they were sent
 
     async def _list(self, server: str) -> tuple[Page | None, str]:
         """The model list, and where it was. None if there is none, which only matters where no model was named."""
@@ -180,13 +218,21 @@ class Target:
                     f"{base}/models answers, but not as an OpenAI-compatible server does; what came: {_glimpse(page)}"
                 )
             if page.status not in (404, 405, 501):
-                raise TargetError(f"{base}/models answers with status {page.status}: {_glimpse(page)}")
+                raise TargetError(
+                    f"{base}/models answers with status {page.status}: {_glimpse(page)}{self._between(server)}"
+                )
         if self.model:
             return None, bases[0]
         raise TargetError(
             f"{server} has no OpenAI-compatible model list ({bases[0]}/models: status {page.status}, "
             f"{_glimpse(page)}); check the URL, or name the model with --model"
         )
+
+    def _between(self, url: str) -> str:
+        """What to add where it may have been a proxy that answered, or did not."""
+        if _is_here(url) or not (names := _proxies()):
+            return ""
+        return f"; {names} names a proxy, which may be the cause: unset it, or add the host to NO_PROXY"
 
     def _admit(self, page: Page, url: str) -> None:
         if page.status in (401, 403):
@@ -226,7 +272,12 @@ class Target:
         """Raises TargetError with the reason if nothing readable comes."""
         try:
             async with asyncio.timeout(within):
-                async with self._client.stream("GET", url, headers=self._headers(0)) as response:
+                limits = httpx.Timeout(None, connect=0.9 * within)  # so that it is told from no answer
+                async with self._client.stream(
+                    "GET", url, headers=self._headers(0), timeout=limits
+                ) as response:
+                    if packed := _packed(response):
+                        raise TargetError(f"{url} {packed}: switch that off for what asks for `identity`")
                     data = bytearray()
                     async for chunk in response.aiter_bytes():
                         data += chunk[: LOOK_BYTES - len(data)]
@@ -238,7 +289,7 @@ class Target:
                 f"{url} took the connection and did not answer within {within:g} s; is it still loading?"
             ) from None
         except httpx.HTTPError as error:
-            raise TargetError(_unusable(url, error, self._options.ca)) from None
+            raise TargetError(_unusable(url, error, self._options.ca) + self._between(url)) from None
 
     async def look(self, path: str, place: int = 0, within: float = 5.0) -> Page | None:
         """What the server says at `path`, counted from its root; None if nothing came. For hints, never for proof."""
@@ -425,6 +476,12 @@ class Target:
         if ask.leave_tokens == 0:
             call.leaving = True
             return
+        if response.has_redirect_location:
+            reading.garbled = f"the server sends to {call.headers['location']}: give that URL instead"
+        if packed := _packed(response):
+            reading.garbled = f"the server {packed}"
+        if reading.garbled:
+            return
         async for chunk in response.aiter_bytes():
             ended = reading.ended
             reading.feed(chunk, call.elapsed())
@@ -522,6 +579,13 @@ class _Call:
 # ------------------------------------------------------------------------------------ small readers
 
 
+def _packed(response: httpx.Response) -> str:
+    """Why a body is not unpacked; empty if it can be. Only what deflate alone can blow up, a thousandfold, is: packed twice,
+    or by brotli or zstd, a few kilobytes may become all the memory that there is."""
+    packed = response.headers.get("content-encoding", "identity").strip().lower()
+    return "" if packed in ("", "identity", "gzip", "deflate") else f"packs what it sends ({packed[:80]})"
+
+
 def _entries(page: Page, server: str) -> list[dict[str, Any]]:
     """The model list, which the audit needs only for its names. Raises TargetError."""
     data = page.value().get("data")
@@ -554,15 +618,18 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
-        error = error.__cause__ or error.__context__
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = inner or error.__cause__ or error.__context__
     return found
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost words: httpx wraps what the system said."""
+    """The innermost words: httpx wraps what the system said, and asyncio words it in its own way."""
     for cause in reversed(_causes(error)):
         if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+            if cause.errno is None or isinstance(cause, socket.gaierror | ssl.SSLError):
+                return cause.strerror
+            return os.strerror(cause.errno)
     return str(error) or type(error).__name__
 
 
@@ -598,6 +665,8 @@ def _unusable(url: str, error: httpx.HTTPError, ca: str | None) -> str:
         return (
             f"no connection to {url} ({_reason(error)}): is the server running, and are host and port right?"
         )
+    if "closed connection" in str(error):
+        return f"{url} closes the connection before its answer is over ({_reason(error)}): look at its log"
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return (
             f"{url} does not answer in HTTP ({_reason(error)}): check the port, and whether it wants https://"

@@ -111,7 +111,7 @@ class EventParser:
     """Server-sent events (WHATWG HTML, 9.2.6) from bytes that may be cut anywhere: gives the data of whole events."""
 
     def __init__(self) -> None:
-        self._rest = b""  # the beginning of a line
+        self._rest = bytearray()  # the beginning of a line
         self._data: list[bytes] = []  # of the event that is not over
         self._after_cr = self._started = False
 
@@ -119,22 +119,25 @@ class EventParser:
         """The events that are over with these bytes."""
         if self._after_cr and data:
             data, self._after_cr = data.removeprefix(b"\n"), False
-        data = self._rest + data
+        if self._started and b"\n" not in data and b"\r" not in data:
+            self._rest += data  # a long line costs what it is long, however it is cut
+            return []
+        data = bytes(self._rest) + data
         if not self._started:
             if len(data) < 3 and b"\xef\xbb\xbf".startswith(data):
-                self._rest = data
+                self._rest = bytearray(data)
                 return []
             self._started, data = True, data.removeprefix(b"\xef\xbb\xbf")
         lines = data.splitlines(keepends=True)  # of bytes: \n, \r and \r\n only
-        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        self._rest = bytearray(lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b"")
         self._after_cr = not self._rest and data.endswith(b"\r")
         return [event for line in lines if (event := self._line(line.rstrip(b"\r\n"))) is not None]
 
     def close(self) -> list[bytes]:
         """What is left when the stream ends. The standard drops it; here a last event without its blank line counts."""
-        event = self._line(self._rest) if self._rest else None
+        event = self._line(bytes(self._rest)) if self._rest else None
         last = self._line(b"")
-        self._rest = b""
+        self._rest = bytearray()
         return [found for found in (event, last) if found is not None]
 
     def _line(self, line: bytes) -> bytes | None:
