@@ -277,3 +277,14 @@ class SmallEngine:
         if chat:
             return {"content": [{"token": word + " ", "logprob": -0.25}]}
         return {"tokens": [word + " "], "token_logprobs": [-0.25]}
+
+
+async def _apart() -> None:
+    """A SmallEngine in a process of its own, for tests that kill or stop it; its URL is the first line of what it says."""
+    async with serving(SmallEngine(seconds_a_token=0.0005)) as endpoint:
+        print(endpoint.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_apart())

@@ -171,6 +171,12 @@ def test_an_audit_that_was_broken_off_is_not_nothing_found() -> None:
         assert "fewer than 1 in 137" in text
 
 
+def test_findings_of_an_audit_that_was_broken_off_are_not_all_there_is_to_say() -> None:
+    report = clean(verdict="findings", reason="interrupted", complete=False, findings=[leak()])
+    for text in (Page(html.page(report)).text, shown(report)):
+        assert "1 finding, then broken off" in text
+
+
 def test_with_a_leak_no_bound_is_given() -> None:
     assert "3 of 494 answers held another tenant's marker" in words.bound_sentence(full())
     assert "fewer" not in words.bound_sentence(full())
@@ -355,7 +361,7 @@ def test_any_samples_make_a_chart_or_none(
 def test_the_terminal_says_the_same_without_colours() -> None:
     text = shown(full())
     assert "\x1b" not in text
-    for said in ("3 findings", "3 of 494", "1 of 474", "key pairs: not run: needs --second-key", "PELICAN-7731",
+    for said in ("audit of http://127.0.0.1:8000, model smollm2, profile standard", "3 findings", "3 of 494", "1 of 474", "key pairs: not run: needs --second-key", "PELICAN-7731",
                  "1. An answer to tenant-9", "--scenario over-capacity", "looks like"):  # fmt: skip
         assert said in text, said
 

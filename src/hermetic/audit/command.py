@@ -1,24 +1,41 @@
-"""`hermetic audit`, from its options to its exit code: 0 nothing found, 1 a finding, 2 could not run, or not to its end."""
+"""`hermetic audit`, from its options to its exit code: 0 nothing found, 1 a finding, 2 could not run, or not to its end.
+
+The one thing to know: whatever ends an audit, its report is shown and written, and what fails on the way out ends in 2. A
+pipeline that finds the files of this run finds its verdict in them, also where there was nothing to audit.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from rich.console import Console
+from rich.text import Text
 
-from hermetic.audit.report import html, json_file, junit, terminal
+from hermetic.audit.learned import Learned
+from hermetic.audit.report import html, json_file, junit, terminal, words
 from hermetic.audit.report.redact import without_keys
 from hermetic.audit.result import Report
 from hermetic.audit.run import BUDGETS, AuditOptions, audit
-from hermetic.audit.target import TargetError
+from hermetic.audit.scenarios import chosen
 from hermetic.options import OptionError
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST = 30 * 24 * 3600.0  # seconds; a longer time is a slip of the keyboard
+
+
+class Written(NamedTuple):
+    """Of the files that were asked for: the names of those that were written, and of the others why not."""
+
+    done: list[str]
+    wrong: list[str]
 
 
 @dataclass(frozen=True)
@@ -32,45 +49,80 @@ class Outputs:
 
     def check(self) -> None:
         """Raises OptionError for a file that cannot be written, before an hour of probes and not after it."""
-        for path in (self.html, self.json, self.junit):
-            if path is not None and not (path.parent.is_dir() and not path.is_dir()):
-                raise OptionError(f"{path} cannot be written: {path.parent} is no folder, or {path} is one")
+        paths = [path for path in (self.html, self.json, self.junit) if path is not None]
+        for path in paths:
+            json_file.check(path)
+        files = [os.path.realpath(path) for path in paths if path.is_file() or not path.exists()]
+        if len(set(files)) < len(files):
+            raise OptionError("--report, --json and --junit: two of them name the same file")
 
-    def write(self, report: Report) -> None:
-        """Raises json_file.ReportFileError."""
-        if self.html is not None:
-            json_file.replace(self.html, html.page(report).encode())
-        if self.json is not None:
-            json_file.write(self.json, report)
-        if self.junit is not None:
-            json_file.replace(self.junit, junit.text(report).encode())
+    def write(self, report: Report) -> Written:
+        """Every file that can be written."""
+        written = Written([], [])
+        forms: list[tuple[Path | None, Callable[[], bytes]]] = [
+            (self.html, lambda: html.page(report).encode()),
+            (self.json, lambda: json_file.dump(report)),
+            (self.junit, lambda: junit.text(report).encode()),
+        ]
+        for path, form in forms:
+            if path is None:
+                continue
+            try:
+                json_file.replace(path, form())
+                written.done.append(str(path))
+            except json_file.ReportFileError as error:
+                written.wrong.append(str(error))
+        return written
 
 
 def seconds(text: str) -> float:
     """`90`, `90s`, `5m`, `2h`, in seconds. Raises OptionError."""
     found = _BUDGET.fullmatch(text.strip())
-    if found is None or float(found[1]) <= 0:
-        raise OptionError(f"--budget is {text!r}; it must be a time like 90s, 5m or 2h")
+    if found is None or not 0 < float(found[1]) * _SECONDS[found[2]] <= LONGEST:
+        raise OptionError(f"--budget is {text!r}; it must be a time like 90s, 5m or 2h, 720h at most")
     return float(found[1]) * _SECONDS[found[2]]
 
 
 def main(options: AuditOptions, outputs: Outputs) -> int:
-    """Run it, show it, write it."""
+    """Run it, show it, write it. Raises OptionError for options that cannot be meant, before anything is asked."""
     if options.profile not in BUDGETS:
         raise OptionError(f"--profile is {options.profile!r}; it must be one of {', '.join(BUDGETS)}")
+    chosen(options.scenarios, options.profile, Learned(model=""))
     outputs.check()
-    console = Console(highlight=False)
-    live = terminal.Live(Console(stderr=True, highlight=False), quiet=outputs.quiet)
     try:
-        with live:
+        with terminal.Live(quiet=outputs.quiet) as live:
             report = asyncio.run(audit(options, live))
-    except TargetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        report = without_keys(report, (options.target.api_key, options.target.second_key))
+        written = outputs.write(report)
+        wrong = [*written.wrong, *_show(report, written.done)]
+    except KeyboardInterrupt:
+        print(
+            "error: interrupted at once, so its reports are not written, or not all of them", file=sys.stderr
+        )
         return 2
-    report = without_keys(report, (options.target.api_key, options.target.second_key))
-    outputs.write(report)
-    terminal.summary(console, report)
-    return code(report)
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    return 2 if wrong else code(report)
+
+
+def _show(report: Report, written: list[str]) -> list[str]:
+    """The summary on standard output, with the files that were written. What could not be shown, if anything; of an audit
+    that played nothing, why."""
+    if not any(played.requests for played in report.scenarios):
+        return [words.line(report.reason, 1000)]
+    console = terminal.Sheet(highlight=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # signs that this terminal does not have
+    try:
+        terminal.summary(console, report)
+        if written:
+            files = Text(f"written: {words.line(', '.join(written), 1000)}", style="dim")
+            console.print(files, soft_wrap=True)
+        console.file.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails once more when it flushes at its end
+        return [f"the summary cannot be shown: {error.strerror}"]
+    return []
 
 
 def code(report: Report) -> int:
@@ -80,4 +132,4 @@ def code(report: Report) -> int:
     return 1 if report.verdict == "findings" else 0
 
 
-__all__ = ["Outputs", "code", "main", "seconds"]
+__all__ = ["LONGEST", "Outputs", "code", "main", "seconds"]

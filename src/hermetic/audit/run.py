@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from hermetic.audit.address import shown
 from hermetic.audit.evidence import Evidence
 from hermetic.audit.exchange import Answer
 from hermetic.audit.learned import Learned
@@ -34,6 +35,7 @@ LEARNING = 0.25  # share of the budget for learning limits, speed and noise
 MOST_LEARNING = 120.0  # seconds
 GRACE = 30.0  # seconds that a scenario may take longer than its share, before it is cut short
 GONE = 8  # requests in a row without a connection after which the server is taken for dead
+INTERRUPTED = "interrupted"  # the reason in a report that a signal ended
 SAMPLES = 20_000  # points kept for the charts
 
 
@@ -63,7 +65,8 @@ class AuditOptions:
 
     def command(self) -> str:
         """How to run this again. Holds no key."""
-        words = ["hermetic", "audit", *self.urls, "--profile", self.profile, "--seed", str(self.seed)]
+        urls = map(shown, self.urls)
+        words = ["hermetic", "audit", *urls, "--profile", self.profile, "--seed", str(self.seed)]
         words += [w for name in self.scenarios for w in ("--scenario", name)]
         if self.budget is not None:
             words += ["--budget", f"{self.budget:g}s"]
@@ -85,10 +88,11 @@ class _ServerGone(Exception):
 
 
 async def audit(options: AuditOptions, progress: Progress | None = None) -> Report:
-    """Play everything. Raises TargetError only when nothing at all could be asked."""
+    """Play everything. What cannot be audited at all has its reason in the report as well. Raises OptionError for a scenario
+    that is not known."""
     began = time.monotonic()
     report = Report(
-        target=" ".join(options.urls),
+        target=" ".join(map(shown, options.urls)),
         model=options.target.model or "",
         profile=options.profile,
         seed=options.seed,
@@ -101,34 +105,36 @@ async def audit(options: AuditOptions, progress: Progress | None = None) -> Repo
             async with open_target(options.urls, options.target) as target:
                 await run.play(target)
         except asyncio.CancelledError:
-            report.reason = "interrupted"
+            report.reason = INTERRUPTED
+        except TargetError as error:
+            report.reason = str(error)
     run.close()
     return report
 
 
 @contextlib.contextmanager
 def _stopping(task: asyncio.Task[object] | None) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the audit and leaves a report; the second ends the process."""
+    """The first Ctrl-C, SIGTERM or SIGHUP ends the audit and leaves a report; the second ends the process."""
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
+    before: dict[signal.Signals, Any] = {}
 
     def stop() -> None:
-        for number in signals:
+        for number in before:
             loop.remove_signal_handler(number)
         if task is not None:
             task.cancel()
 
-    added = []
-    for number in signals:
-        with contextlib.suppress(
-            NotImplementedError, RuntimeError, ValueError
-        ):  # not in the main thread, or Windows
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        former = signal.getsignal(number)
+        if former == signal.SIG_IGN or number in before:  # ignored: under nohup, or in a script's background
+            continue
+        with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread, or Windows
             loop.add_signal_handler(number, stop)
-            added.append(number)
+            before[number] = former
     try:
         yield
     finally:
-        for number in added:
+        for number, former in before.items():
             loop.remove_signal_handler(number)
 
 
@@ -137,6 +143,7 @@ class _Run:
 
     def __init__(self, options: AuditOptions, report: Report, progress: Progress, began: float) -> None:
         self.options, self.report, self.progress, self.began = options, report, progress, began
+            signal.signal(number, former or signal.SIG_DFL)
         self.budget = BUDGETS[options.profile] if options.budget is None else options.budget
         self.evidence: Evidence | None = None
         self.learned: Learned | None = None
@@ -257,6 +264,11 @@ class _Run:
         report.samples = [
             msgspec.structs.replace(s, wrong=True) if s.number in wrong else s for s in report.samples
         ]
+        if not report.scenarios:
+            wanted = chosen(self.options.scenarios, self.options.profile, Learned(model=""))
+            report.scenarios = [
+                Played(name=one.name, says=one.says, reason="not reached") for one, _ in wanted
+            ]
         report.notes += self.evidence.notes()
         compared = any(c.comparisons for p in report.scenarios for c in p.coverage)
         if report.findings:

@@ -23,13 +23,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from hermetic.audit.learned import Learned
 from hermetic.audit.report import terminal, words
 from hermetic.audit.result import Finding, Played, Report
-from hermetic.audit.run import AuditOptions, audit
-from hermetic.audit.target import TargetError, TargetOptions
+from hermetic.audit.run import INTERRUPTED, AuditOptions, audit
+from hermetic.audit.scenarios import chosen
+from hermetic.audit.target import TargetOptions
 from hermetic.lab.leaky import LeakyError, LeakyOptions, LeakyServer
 
-SCENARIOS = ("over-capacity",)
+PROFILE, SCENARIOS = "quick", ("over-capacity",)
 BUDGET = 120.0  # seconds of each audit
 PREFILL, DECODE = 512, 2048  # tokens of the pools; a faulty gateway advertises the larger
 ALICE = "PELICAN-7731 is Alice. " * 39
@@ -42,7 +44,6 @@ ANSWER = 24  # tokens
 MARKS = ("PELICAN-7731", "PELICAN", "7731", "Alice")
 FAULTY, SHIPPED = "with the incident's fault, walls down", "as shipped"
 LESSON = "The same prompts, the same pools: one compares what it advertises with what it holds, the other does not."
-INTERRUPTED = "interrupted"  # what a report says when Ctrl-C ended it
 QUOTED = 300  # characters of an answer
 SHOWN = 3  # findings in each column
 WIDE = 100  # columns from which on the reports stand side by side; below, one under the other
@@ -86,15 +87,18 @@ class Side:
 
 
 def main(options: DrillOptions | None = None) -> int:
-    """0: the leak was found and the shipped server refused. 1: not so. 2: it could not be run. 130: interrupted."""
+    """0: the leak was found and the shipped server refused. 1: not so. 2: it could not be run. 130: interrupted.
+
+    Raises OptionError for a scenario that is not known."""
     options, console = options or DrillOptions(), Console(highlight=False)
+    chosen(options.scenarios, PROFILE, Learned(model=""))
     try:
         with _terminated_as_interrupted():
             leaky = _play(options, LeakyOptions(prefill_tokens=PREFILL, decode_tokens=DECODE), console)
             sound = _play(
                 options, LeakyOptions(prefill_tokens=PREFILL, decode_tokens=DECODE, leaky=False), console
             )
-    except (LeakyError, DrillError, TargetError) as error:
+    except (LeakyError, DrillError) as error:
         print(f"hermetic drill: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -126,7 +130,7 @@ def faults(leaky: Side, sound: Side) -> list[str]:
 
 
 def _play(options: DrillOptions, server_options: LeakyOptions, console: Console) -> Side:
-    """Start one server, ask it, end it. Raises LeakyError, TargetError, DrillError, KeyboardInterrupt."""
+    """Start one server, ask it, end it. Raises LeakyError, DrillError, KeyboardInterrupt."""
     title = FAULTY if server_options.leaky else SHIPPED
     with tempfile.TemporaryDirectory(prefix="hermetic-drill-") as folder:
         server = LeakyServer(Path(folder), server_options)
@@ -167,14 +171,17 @@ def _complete(http: httpx.Client, prompt: str) -> Exchange:
 
 
 def _audit(options: DrillOptions, server: LeakyServer) -> Report:
-    """Raises KeyboardInterrupt when the audit was told to stop: its own report of that is of no use here."""
+    """Raises DrillError when nothing could be asked, KeyboardInterrupt when the audit was told to stop: its own report of
+    that is of no use here."""
     asked = AuditOptions(
-        (server.url,), TargetOptions(), "quick", options.scenarios, options.budget, options.seed
+        (server.url,), TargetOptions(), PROFILE, options.scenarios, options.budget, options.seed
     )
-    with terminal.Live(Console(stderr=True, highlight=False), quiet=options.quiet) as live:
+    with terminal.Live(quiet=options.quiet) as live:
         report = asyncio.run(audit(asked, live))
     if report.reason == INTERRUPTED:
         raise KeyboardInterrupt
+    if not words.compared(report):
+        raise DrillError(f"the audit could not run: {report.reason}")
     return report
 
 

@@ -1,12 +1,13 @@
 """The report as a JSON file, and its published schema (docs/audit-schema.json).
 
 The one thing to know: a file appears whole or not at all. It is written beside its place and moved there, so that an audit
-that dies leaves the former report, never half of a new one. `python -m hermetic.audit.report.json_file FILE` writes the schema.
+that dies leaves the former report, never half of a new one. A pipe or a device is written to as it is. `python -m hermetic.audit.report.json_file FILE` writes the schema.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -72,23 +73,51 @@ def read(path: Path) -> Report:
         raise ReportFileError(f"{path} is no report of `hermetic audit`: {error}") from None
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all. Raises ReportFileError."""
+def check(path: Path) -> None:
+    """See that a report can be written there, as far as that can be seen before. Raises ReportFileError."""
     try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ReportFileError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not _special(path):
+            handle, beside = _beside(path)
+            os.close(handle)
             os.unlink(beside)
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
         raise ReportFileError(f"cannot write {path}: {error.strerror}") from None
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; into a pipe or device as it is. Raises ReportFileError."""
+    try:
+        if _special(path):
+            path.write_bytes(data)
+            return
+        handle, beside = _beside(path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(beside, 0o666 & ~_umask())
+            os.replace(beside, os.path.realpath(path))
+        except BaseException:  # a Ctrl-C too leaves nothing behind
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+    except OSError as error:
+        raise ReportFileError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _special(path: Path) -> bool:
+    """A pipe, a terminal, /dev/null: nothing that could be moved to its place."""
+    return path.exists() and not path.is_file()
+
+
+def _beside(path: Path) -> tuple[int, str]:
+    """A new file, open, in the folder of the one that is meant (a link's target)."""
+    return tempfile.mkstemp(dir=os.path.dirname(os.path.realpath(path)), prefix=".hermetic-")
 
 
 def _umask() -> int:
@@ -129,4 +158,4 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
-__all__ = ["ReportFileError", "dump", "read", "replace", "schema", "write"]
+__all__ = ["ReportFileError", "check", "dump", "read", "replace", "schema", "write"]

@@ -6,6 +6,9 @@ would obey some, are made visible first (`words.visible`), and nothing is read a
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import time
 from types import TracebackType
 
@@ -29,11 +32,20 @@ SHORT: dict[Evidence, str] = {
 }  # fmt: skip
 
 
+class Sheet(Console):
+    """Where something is said to people. Raises OSError when it cannot take it, also where nobody reads it any more: rich
+    would end the process then, with the exit code of a finding."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Live:
-    """Progress: two lines that are written over on a terminal, a line for each scenario elsewhere. As run.Progress."""
+    """Progress: two lines that are written over on a terminal, a line for each scenario elsewhere. As run.Progress. If nobody reads
+    it any more it falls silent, and the audit goes on."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Sheet(stderr=True, highlight=False)
         self._quiet = quiet
         self._live: RichLive | None = None
         self._played: Played | None = None
@@ -56,7 +68,8 @@ class Live:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
             self._live = None
 
     # ------------------------------------------------------------------------------ run.Progress
@@ -97,7 +110,10 @@ class Live:
         if self._quiet or self._console.is_terminal:
             return
         self._told_at = time.monotonic()
-        self._console.print(Text(text), soft_wrap=True)
+        try:
+            self._console.print(Text(text), soft_wrap=True)
+        except OSError:
+            self._quiet = True
 
     def _figures(self) -> str:
         parts = [words.count(self._asked, "request"), words.count(self._findings, "finding")]
@@ -128,6 +144,10 @@ def summary(console: Console, report: Report) -> None:
     """Verdict, table, each finding in a few lines, and the bound."""
     if not console.is_terminal:
         console.width = max(console.width, PLAIN)
+    console.print()
+    model = f", model {words.line(report.model, 80)}" if report.model else ""
+    about = f"{words.line(report.target, 200)}{model}, profile {report.profile}"
+    console.print(Text.assemble(("audit of ", "dim"), about), soft_wrap=True)
     console.print()
     console.print(_table(report, console.width))
     for played in report.scenarios:
@@ -253,4 +273,4 @@ def _other(finding: Finding, other: Answer) -> tuple[str, Text]:
     return "beside", Text.assemble(owner, words.line(other.text or other.error or words.how(other), 200))
 
 
-__all__ = ["Live", "summary"]
+__all__ = ["Live", "Sheet", "summary"]

@@ -172,7 +172,7 @@ def compared(report: Report) -> bool:
 def headline(report: Report) -> str:
     """The verdict in a few words. "Nothing found" only where something was compared and it was not broken off."""
     if report.verdict == "findings" or report.findings:
-        return count(len(report.findings), "finding")
+        return count(len(report.findings), "finding") + (", then broken off" if report.reason else "")
     if not compared(report):
         return "Could not run"
     if report.verdict == "could not run":
@@ -206,7 +206,7 @@ def reason(report: Report) -> str:
         told = told or ["Nothing was compared."]
         return " ".join([*told, "This says nothing about the server, neither good nor bad."])
     if report.verdict == "could not run":
-        told.append("It did not come to its end, so it is no clean result; what was seen until then follows.")
+        told.append("It did not come to its end, so it is no clean result: this is what was seen until then.")
     missing = [played for played in report.scenarios if played.state != "done"]
     if missing:
         told.append(
