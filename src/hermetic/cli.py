@@ -496,8 +496,6 @@ def audit(
 
 
 @app.command()
-def prove(
-@app.command()
 def drill(
     scenario: Annotated[
         list[str] | None,
@@ -520,6 +518,8 @@ def drill(
     raise typer.Exit(run(DrillOptions(tuple(scenario or SCENARIOS), command.seconds(budget), seed, quiet)))
 
 
+@app.command()
+def prove(
     scope: Annotated[str, typer.Option(help="How much to search: small, default or large.")] = "default",
     requests: Annotated[int | None, typer.Option(help="Change the scope: requests.", min=1)] = None,
     prompt_pages: Annotated[int | None, typer.Option(help="Pages of the first prompt.", min=1)] = None,

@@ -136,6 +136,7 @@ def _stopping(task: asyncio.Task[object] | None) -> Iterator[None]:
     finally:
         for number, former in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, former or signal.SIG_DFL)
 
 
 class _Run:
@@ -143,7 +144,6 @@ class _Run:
 
     def __init__(self, options: AuditOptions, report: Report, progress: Progress, began: float) -> None:
         self.options, self.report, self.progress, self.began = options, report, progress, began
-            signal.signal(number, former or signal.SIG_DFL)
         self.budget = BUDGETS[options.profile] if options.budget is None else options.budget
         self.evidence: Evidence | None = None
         self.learned: Learned | None = None
@@ -247,6 +247,11 @@ class _Run:
         """Bring together what was seen, however far it came."""
         report = self.report
         report.seconds = time.monotonic() - self.began
+        if not report.scenarios:
+            wanted = chosen(self.options.scenarios, self.options.profile, Learned(model=""))
+            report.scenarios = [
+                Played(name=one.name, says=one.says, reason="not reached") for one, _ in wanted
+            ]
         if self.evidence is None or self.learned is None:
             return
         report.findings = self.evidence.findings()
@@ -264,11 +269,6 @@ class _Run:
         report.samples = [
             msgspec.structs.replace(s, wrong=True) if s.number in wrong else s for s in report.samples
         ]
-        if not report.scenarios:
-            wanted = chosen(self.options.scenarios, self.options.profile, Learned(model=""))
-            report.scenarios = [
-                Played(name=one.name, says=one.says, reason="not reached") for one, _ in wanted
-            ]
         report.notes += self.evidence.notes()
         compared = any(c.comparisons for p in report.scenarios for c in p.coverage)
         if report.findings:
