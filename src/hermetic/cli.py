@@ -471,6 +471,7 @@ def audit(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for all of it, like 90s, 5m or 2h.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 1,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="End at the first finding.")] = False,
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="One self-contained HTML file.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Everything as JSON.")] = None,
@@ -491,6 +492,7 @@ def audit(
         scenarios=tuple(scenario or ()),
         budget=None if budget is None else command.seconds(budget),
         seed=seed,
+        fail_fast=fail_fast,
     )
     raise typer.Exit(command.main(options, command.Outputs(report, json, junit, quiet)))
 
@@ -563,7 +565,9 @@ def prove(
     seconds: Annotated[float, typer.Option(help="Of random walks, for each part.")] = 120.0,
     json: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the counterexample is saved; if all holds, the figures."),
+        typer.Option(
+            metavar="FILE", help="Where a counterexample is saved; of a whole scope that holds, the figures."
+        ),
     ] = None,
 ) -> None:
     """Check the protocol: every state of the production machines in a scope, an induction for any size, recordings.
@@ -621,7 +625,9 @@ _Chance = Annotated[float | None, typer.Option(min=0.0, max=1.0, rich_help_panel
 @app.command()
 def simulate(
     seed: Annotated[int, typer.Option(help="The first seed; a run is a function of it.")] = 1,
-    seeds: Annotated[int, typer.Option(help="Runs, each with the next seed.", min=1)] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="Runs, each with the next seed; with --mutants: tries of each.", min=1)
+    ] = 1,
     requests: Annotated[int, typer.Option(help="Requests of each run.", min=1)] = 50,
     loss: _Chance = None,
     duplicate: _Chance = None,
@@ -652,7 +658,8 @@ def simulate(
         str, typer.Option(metavar="NAME", help="Put a fault of the field in, and find it.")
     ] = "",
     mutants: Annotated[
-        bool, typer.Option("--mutants", help="Every mutant: how many seeds until it is found.")
+        bool,
+        typer.Option("--mutants", help="Every mutant: median number of seeds until it is found, of 5 tries."),
     ] = False,
     transport: Annotated[str, typer.Option(help="simulated, or mooncake with --wall-clock.")] = "simulated",
     wall_clock: Annotated[
@@ -660,7 +667,12 @@ def simulate(
     ] = False,
     processes: Annotated[int, typer.Option(help="Processes that run seeds.", min=1)] = 2,
     shrink: Annotated[bool, typer.Option(help="Make a failing run as small as possible.")] = True,
-    json: Annotated[str, typer.Option(metavar="FILE", help="Where a counterexample is saved.")] = "",
+    json: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Where a counterexample is saved. Default: hermetic-counterexample.json."
+        ),
+    ] = "",
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Record the protocol, for `prove --conform`.")
     ] = "",

@@ -345,6 +345,13 @@ class Placeholder(Sometimes):
         return len(pieces(ask.prompt)) > self.limit
 
 
+class Advertised(Sometimes):
+    """The incident as it was: the limit is one that is only advertised, and what the smaller pool cannot hold is not read."""
+
+    def leaks(self, ask: Ask) -> bool:
+        return len(pieces(ask.prompt)) > self.limit // 3
+
+
 class Truncates(Clean):
     """What does not fit is cut, and answered."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted_endpoint import Request, ScriptedEndpoint, SmallEngine, Wire, chat_event, serving
 
 from hermetic.audit import openings
-from hermetic.audit.edges import MAX_SILENT, Tried, find_edge, numbers
+from hermetic.audit.edges import MAX_SILENT, MAX_WALKED, Tried, find_edge, numbers
 from hermetic.audit.exchange import Answer, Ask, Token
 from hermetic.audit.learned import Learned
 from hermetic.audit.openings import learn, measure
@@ -63,6 +63,20 @@ def test_a_refusal_that_names_the_limit_is_believed_only_as_a_hint():
         assert (found.accepted, found.refused) == (4095, 4096)
     assert len(right.asked) < len(wrong.asked)
     assert len(right.asked) == 3
+
+
+def test_a_refusal_that_names_what_was_sent_is_not_walked_down_one_by_one():
+    class Echo(Pool):
+        async def probe(self, length: int) -> Tried:
+            tried = await super().probe(length)
+            return Tried(tried.verdict, f"the prompt has {length} tokens")
+
+    pool = Echo(1000)
+    found = search(
+        pool, start=8192, told=lambda said: [n + more for n in numbers(said) for more in (0, -1, 1)]
+    )
+    assert (found.accepted, found.refused) == (1000, 1001)
+    assert len(pool.asked) <= 13 + 2 * MAX_WALKED + 4
 
 
 @given(st.integers(100, 5000), st.sets(st.integers(1, 6), max_size=2))

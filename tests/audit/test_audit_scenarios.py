@@ -151,6 +151,9 @@ LEAKS = [
     ("sessions", sim.BadRestore, "differential"),
     ("soak", sim.Drifts, "differential"),
     ("soak", sim.Crowded, "differential"),
+    ("long-prompts", sim.Advertised, "marker"),
+    ("long-prompts", sim.Advertised, "differential"),
+    ("long-prompts", sim.Advertised, "contrast"),
     ("over-capacity", sim.Placeholder, "marker"),
     ("over-capacity", sim.Placeholder, "semantics"),
     ("over-capacity", sim.Truncates, "semantics"),
@@ -227,6 +230,13 @@ def test_a_limit_that_is_only_claimed_is_tested_too() -> None:
         LEARNED, edges={"chat": Edge(500, None)}, claimed=1000, endpoints=("chat",)
     )
     assert {over.tokens for over in overs(_stage(learned))} == {int(1001 * 1.3) + 8, 2002, 4004}
+
+
+def test_where_prompts_are_cut_short_and_answered_is_where_they_had_to_be_refused() -> None:
+    learned = msgspec.structs.replace(
+        LEARNED, edges={"chat": Edge(500, None, cut=501)}, claimed=None, endpoints=("chat",)
+    )
+    assert {over.tokens for over in overs(_stage(learned))} == {int(501 * 1.3) + 8, 1002, 2004}
 
 
 async def test_a_server_without_a_limit_is_said_to_be_so() -> None:

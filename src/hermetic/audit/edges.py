@@ -21,6 +21,7 @@ Verdict = Literal[
     "unknown",  # it could not be tried
 ]
 MAX_SILENT = 3  # lengths that may get neither; each costs its whole bound
+MAX_WALKED = 4  # lengths right beside the last one that are tried because a refusal named them
 MAX_PROBES = 48  # of one search: doubling to 2**20 and halving back takes 40
 
 
@@ -43,6 +44,7 @@ class Search:
     said: str = ""
     why: str = ""
     probes: int = 0
+    walked: int = 0  # hints that were right beside a length already tried
 
     @property
     def end(self) -> int | None:
@@ -55,6 +57,7 @@ class Search:
             accepted=tokens(self.accepted),
             refused=None if self.refused is None else tokens(self.refused),
             silent=tuple(tokens(length) for length in sorted(self.silent)),
+            cut=None if self.cut_short is None else tokens(self.cut_short),
             said=self.said,
         )
 
@@ -96,18 +99,26 @@ async def _halve(
     while True:
         end = search.end
         top = min([*search.silent, end or max(search.silent, default=search.accepted)])
-        length = _between(search.accepted, top, worth)
+        length = _between(search, search.accepted, top, worth)
         if length is None and search.silent and end is not None:
-            length = _between(max(search.silent), end, worth)
+            length = _between(search, max(search.silent), end, worth)
         if length is None or not await _try(search, probe, length, worth, told, can):
             return
 
 
-def _between(low: int, high: int, worth: list[int]) -> int | None:
-    """The next length inside: one worth trying, else the middle."""
+def _between(search: Search, low: int, high: int, worth: list[int]) -> int | None:
+    """The next length inside: one worth trying, else the middle. A server whose refusals name the length it was sent, and not
+    its limit, would be walked down one by one: so only the first few that are right beside what was tried are taken."""
     if high - low < 2:
         return None
-    return next((length for length in worth if low < length < high), (low + high) // 2)
+    for length in worth:
+        if low < length < high:
+            beside = high - low > 4 and min(length - low, high - length) <= 2
+            if beside and search.walked >= MAX_WALKED:
+                continue
+            search.walked += beside
+            return length
+    return (low + high) // 2
 
 
 async def _try(

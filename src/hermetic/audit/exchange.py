@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+KEPT = 20_000  # characters, or token ids, of a prompt in a report
 Endpoint = Literal["chat", "completions", "generate"]
 How = Literal[
     "answered",  # 200, with an end that says why it ended
@@ -87,4 +88,18 @@ class Answer(msgspec.Struct, kw_only=True):
     retries: int = 0
 
 
-__all__ = ["Answer", "Ask", "Endpoint", "How", "Token", "Usage"]
+def shortened(answer: Answer) -> Answer:
+    """The same, with no more of what was sent than KEPT characters or token ids; an over-long prompt has megabytes."""
+    ask = answer.ask
+    if len(ask.prompt) <= KEPT and len(ask.raw or b"") <= KEPT:
+        return answer
+    prompt = (
+        f"{ask.prompt[:KEPT]} ... ({len(ask.prompt) - KEPT:,} more characters)"
+        if isinstance(ask.prompt, str) and len(ask.prompt) > KEPT
+        else ask.prompt[:KEPT]
+    )
+    raw = None if ask.raw is None else ask.raw[:KEPT]
+    return msgspec.structs.replace(answer, ask=msgspec.structs.replace(ask, prompt=prompt, raw=raw))
+
+
+__all__ = ["Answer", "Ask", "Endpoint", "How", "Token", "Usage", "shortened"]

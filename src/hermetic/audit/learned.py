@@ -13,11 +13,13 @@ import msgspec
 class Edge(msgspec.Struct, frozen=True):
     """Of one endpoint, in tokens of prompt (with `max_tokens` as asked): the longest accepted and the shortest refused.
 
-    `refused` None: everything that was tried was accepted. `silent`: lengths that got neither answer nor error."""
+    `refused` None: everything that was tried was accepted. `silent`: lengths that got neither answer nor error. `cut`: the
+    shortest that was answered without having been read whole."""
 
     accepted: int
     refused: int | None
     silent: tuple[int, ...] = ()
+    cut: int | None = None
     said: str = ""  # the refusal's text
 
 

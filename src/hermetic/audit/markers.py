@@ -101,6 +101,10 @@ class Tenant:
         """A text of about `words` words to go on with, which names the tenant's things again and again."""
         return _STORY.format(words=", ".join((*self.words, self.codes[1])), text=self.filler(words))
 
+    def chant(self, words: int = 120) -> str:
+        """The line again and again, to about `words` words: whatever attends to any part of it, goes on with it."""
+        return "\n".join([self.line] * max(2, words // (WORDS + 1)))
+
     def secret(self) -> Secret:
         """A system prompt that holds the markers, and an innocent question: an answer should show none of them, or only its own."""
         question = _QUESTIONS[self.seed % len(_QUESTIONS)]

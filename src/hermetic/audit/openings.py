@@ -31,6 +31,9 @@ WAVES = (1, 6)
 SETTLE = 1.0  # seconds that a pair's decode half is waited for after its prefill half has refused
 STILL = (15.0, 45.0)  # seconds for the requests that look whether a server still serves
 LONG_ENOUGH = 1.3  # how much longer the long prompt has to take than the short one, before a rate is believed
+CLEARLY = 3.0  # how much longer it takes when a rate is good enough
+FELL = 0.7  # of the time of a prompt half as long: one that takes less has not been read
+RATED = 16_384  # tokens: no longer prompt is read to learn the rate
 CUT_SHORT = 0.9  # of a prompt: a server that counts less than this share has not read all of it
 _VOCABULARIES = ((1000, 9000), (64, 200))  # ranges of token ids that are words in most vocabularies
 
@@ -224,19 +227,27 @@ class _Learning:
         await self._words_of_ours()
 
     async def _prefill(self) -> None:
-        """Prompt tokens a second: the best slope between short prompts and longer ones, until a longer one takes longer."""
-        most = min(self.learned.claimed or 4096, 16_384) // 2
-        words = min(512, most)
+        """Prompt tokens a second: the best slope between short prompts and longer ones, each twice as long as the one before,
+        until one takes clearly longer. A server for which longer prompts take less time does not read them: those say nothing
+        of its rate, and are noted."""
+        most = max(64, min(self.learned.claimed or 4096, 2 * RATED) // 2)
+        words, before = 64, 0.0
         while words <= most and (self.learned.prefill is None or self.left() > 0.6 * self.time):
             answers = [await self.target.send(self._ask(self.main, self._words(words), 1)) for _ in range(2)]
             if not all(answer.how == "answered" for answer in answers):
                 return
             self.served[self.main] = words
+            took = min(_first(answer) for answer in answers)
+            if took < FELL * before and before > LONG_ENOUGH * max(self.short):
+                self.learned.facts["longer prompts are faster"] = (
+                    f"{words // 2} words took {before:.2f} s, and {words} words {took:.2f} s"
+                )
+                return
             for answer in answers:
                 self._rate(answer.usage.prompt or words, _first(answer))
-            if min(_first(answer) for answer in answers) > LONG_ENOUGH * max(self.short):
+            if took > CLEARLY * max(self.short) + 0.1:
                 return
-            words *= 4
+            words, before = 2 * words, took
 
     def _rate(self, tokens: int, seconds: float) -> None:
         """One more point for the slope."""
@@ -367,7 +378,6 @@ class _Learning:
         if answer.how == "answered":
             if sent is not None and counted is not None and counted < CUT_SHORT * sent:
                 return Tried("cut short", f"only {counted} of {sent} tokens were read")
-            self._rate(_sent(answer), _first(answer))
             return Tried("accepted")
         refusal = answer if answer.how == "refused" or answer.prefill is None else answer.prefill
         if refusal.how in ("refused", "failed") and refusal.error:
@@ -493,6 +503,7 @@ def _both(one: Edge, other: Edge) -> Edge:
         min(one.accepted, other.accepted),
         refused,
         tuple(sorted({*one.silent, *other.silent})),
+        min((cut for cut in (one.cut, other.cut) if cut is not None), default=None),
         one.said or other.said,
     )
 

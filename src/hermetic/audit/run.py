@@ -20,7 +20,7 @@ import msgspec
 
 from hermetic.audit.address import shown
 from hermetic.audit.evidence import Evidence
-from hermetic.audit.exchange import Answer
+from hermetic.audit.exchange import Answer, shortened
 from hermetic.audit.learned import Learned
 from hermetic.audit.markers import Plant
 from hermetic.audit.openings import learn
@@ -54,7 +54,8 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What is asked for. `scenarios` empty: those of the profile. `budget` None: the profile's."""
+    """What is asked for. `scenarios` empty: those of the profile. `budget` None: the profile's. `fail_fast`: the first finding
+    ends it."""
 
     urls: tuple[str, ...]
     target: TargetOptions = field(default_factory=TargetOptions)
@@ -62,6 +63,7 @@ class AuditOptions:
     scenarios: tuple[str, ...] = ()
     budget: float | None = None
     seed: int = 1
+    fail_fast: bool = False
 
     def command(self) -> str:
         """How to run this again. Holds no key."""
@@ -70,6 +72,7 @@ class AuditOptions:
         words += [w for name in self.scenarios for w in ("--scenario", name)]
         if self.budget is not None:
             words += ["--budget", f"{self.budget:g}s"]
+        words += ["--fail-fast"] if self.fail_fast else []
         return shlex.join(words)
 
 
@@ -85,6 +88,10 @@ class _Quiet:
 
 class _ServerGone(Exception):
     """No connection any more."""
+
+
+class _Enough(Exception):
+    """A finding, and the first is to be the last."""
 
 
 async def audit(options: AuditOptions, progress: Progress | None = None) -> Report:
@@ -148,6 +155,7 @@ class _Run:
         self.evidence: Evidence | None = None
         self.learned: Learned | None = None
         self._unreachable = 0
+        self._found_enough = False
         self._playing: Played | None = None
         self._task: asyncio.Future[None] | None = None
 
@@ -179,6 +187,9 @@ class _Run:
             except _ServerGone:
                 report.reason = f"the server cannot be reached any more, since {played.name}: {GONE} requests in a row had no connection"
                 return
+            except _Enough:
+                report.notes.append("The first finding ended this audit, as --fail-fast asks.")
+                return
         report.complete = all(p.state == "done" for p in report.scenarios)
 
     def _enough(self, learned: Learned, able: list[Scenario]) -> None:
@@ -209,9 +220,14 @@ class _Run:
             async with asyncio.timeout(max(share, 0.0) + GRACE + learned.bound):
                 await self._task
             played.state, played.reason = "done", "; ".join(stage.notes)
+            if self.options.fail_fast and self.evidence.findings():
+                raise _Enough
         except TimeoutError:
             played.reason = f"did not end {GRACE + learned.bound:.0f} s after its share of the time"
         except asyncio.CancelledError:
+            if self._found_enough:
+                played.reason = "ended by the first finding"
+                raise _Enough from None
             if self._unreachable < GONE:
                 raise
             played.reason = "the server could not be reached any more"
@@ -240,7 +256,8 @@ class _Run:
         found = 0 if self.evidence is None else len(self.evidence.findings())
         self.progress.asked(answer, found, self.left())
         self._unreachable = self._unreachable + 1 if answer.how == "unreachable" else 0
-        if self._unreachable >= GONE and self._task is not None:
+        self._found_enough = self.options.fail_fast and found > 0
+        if (self._found_enough or self._unreachable >= GONE) and self._task is not None:
             self._task.cancel()
 
     def close(self) -> None:
@@ -257,6 +274,7 @@ class _Run:
         report.findings = self.evidence.findings()
         report.noise |= self.evidence.noise()
         for finding in report.findings:
+            finding.answers = [shortened(answer) for answer in finding.answers]
             if not finding.signature and (cause := known(finding, self.learned)) is not None:
                 finding.signature = cause.name
             finding.repeat = finding.repeat or AuditOptions(

@@ -1,7 +1,8 @@
 """`python -m hermetic.lab serve|prefill|decode ...`: the `hermetic` command, with workers broken as HERMETIC_LAB says (see
 process.py).
 
-`python -m hermetic.lab leaky NAME ...`: a server that leaks on purpose (see leaky.py)."""
+`python -m hermetic.lab leaky NAME ...`: a server that leaks on purpose (see leaky.py).
+`python -m hermetic.lab audited [NAME...]`: audits of such servers, and of clean ones (see audited.py)."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ def main() -> None:
         from hermetic.lab import leaky
 
         raise SystemExit(leaky.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["audited"]:
+        from hermetic.lab import audited
+
+        raise SystemExit(audited.main(sys.argv[2:]))
     broken = functools.partial(serve.main, commands=lambda _config: COMMAND)
     alone = functools.partial(process.run_standalone, make=make)
     with mock.patch.object(serve, "main", broken), mock.patch.object(process, "run_standalone", alone):

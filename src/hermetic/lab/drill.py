@@ -33,7 +33,7 @@ from hermetic.lab.leaky import LeakyError, LeakyOptions, LeakyServer
 
 PROFILE, SCENARIOS = "quick", ("over-capacity",)
 BUDGET = 120.0  # seconds of each audit
-PREFILL, DECODE = 512, 2048  # tokens of the pools; a faulty gateway advertises the larger
+PREFILL, DECODE = 1024, 4096  # tokens of the pools; a faulty gateway advertises the larger
 ALICE = "PELICAN-7731 is Alice. " * 39
 BOB = (
     "The weather this week. On Monday it rained in the north and the wind came from the sea. On Tuesday the sky was grey "

@@ -18,7 +18,8 @@ WORDS_AT_LEAST = 24  # below so many words of a prompt its count of tokens says 
 TOKENS_A_WORD = 0.7  # no tokenizer in use joins words: an English text has at least a token a word; with room
 TEMPLATE_TOKENS = 2048  # a chat template with a long system prompt of its own
 IDS_MORE = 64  # tokens that a server may add to token ids
-FASTER = 10.0  # times the best rate of prefill that was measured here
+FASTER = 4.0  # times the best rate of prefill that was measured here
+GAP = 0.25  # seconds that it is faster at least
 LONG_ENOUGH = 512  # tokens, below which a time says nothing
 REMEMBERED = 4096  # requests
 ENDED_BADLY = ("error", "abort", "aborted", "cancelled", "canceled")
@@ -135,13 +136,27 @@ class Semantics:
         return new
 
     def _time(self, scenario: str, answer: Answer, new: bool) -> None:
-        tokens, rate = self._least(answer.ask), self._learned.prefill
+        """A new prompt cannot be read much faster than any prompt was here, when nothing else ran."""
+        tokens, rate = self._sent(answer), self._learned.prefill
         took = answer.first if answer.first is not None else answer.seconds
-        if rate is None or not new or tokens < LONG_ENOUGH or took <= 0.0 or tokens / took <= FASTER * rate:
+        if rate is None or not new or tokens < LONG_ENOUGH or took <= 0.0:
+            return
+        expected = tokens / rate
+        if took * FASTER > expected or expected - took < GAP:
             return
         self._add(scenario, answer, "too fast", f"{tokens} tokens of a new prompt were answered after {took:.3f} s",
                   f"that is {tokens / took:,.0f} tokens a second, where {rate:,.0f} are the most that were measured here: this prompt was not read",
-                  tokens=tokens, rate=rate)  # fmt: skip
+                  tokens=tokens, rate=rate, expected=expected)  # fmt: skip
+
+    def _sent(self, answer: Answer) -> int:
+        """About how many tokens of prompt were sent: by our own measure, and never more than the server counts."""
+        prompt = answer.ask.prompt
+        sent = (
+            len(prompt)
+            if not isinstance(prompt, str)
+            else int(len(prompt.split()) * (self._learned.tokens_per_word if self._learned.usage else 1.0))
+        )
+        return sent if answer.usage.prompt is None else min(sent, answer.usage.prompt)
 
     # ------------------------------------------------------------------------------ what a scenario means
 

@@ -1,8 +1,9 @@
-"""More than fits: prompts around and far beyond what a server takes, and more at once than its pool holds.
+"""Prompts up to what a server takes, around it and far beyond, and more at once than its pool holds.
 
-The one thing to know: what cannot fit has to be refused, every time, on every endpoint, streaming or not; and a normal request
-right after has to be served. These come last: a server may not recover from them. `must_refuse` is said only of what surely
-cannot fit: of token ids past the learned edge, or of texts with more words than the limit has tokens.
+The one thing to know: what cannot fit has to be refused, every time, on every endpoint, streaming or not; and a normal request right
+after has to be served. What is accepted has to be read to its end: the limit may be one that was only advertised. Prompts past the
+edge come last: a server may not recover from them. `must_refuse` is said only of what surely cannot fit: of token ids past the
+learned edge, or of texts with more words than the limit has tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hermetic.audit.scenarios.asking import (
     plain,
     prefill_seconds,
     quiet,
+    some,
     still_serves,
     text_endpoints,
     words_for,
@@ -36,6 +38,10 @@ from hermetic.audit.scenarios.registry import scenario
 from hermetic.audit.stage import Stage, changed
 
 MOST_TOKENS = 1_500_000  # of one prompt: past the longest contexts in use, in about 10 MB of text
+SHOWS = 2 * NORMAL  # tokens of an answer that should not be: enough to show whose it is
+VICTIM = 160  # tokens of a victim's prompt, counted as those of a text; its codes make it twice as many
+TASK = 130  # tokens of a copy task without filler, with its template
+AT_LEAST = 256  # tokens of the one long prompt that is sent even where there is no time for it
 SURE = 1.3  # words for each token of the limit: a word of ours is at least one token
 LADDER = (
     0.5,
@@ -55,10 +61,12 @@ class Over(NamedTuple):
 
 
 def limit_of(stage: Stage, endpoint: Endpoint) -> int | None:
-    """Tokens of prompt from which on this endpoint refuses: as learned, else as it claims. None: it has shown no limit."""
+    """Tokens of prompt from which on this endpoint refuses, or no longer reads all of it: as learned, else as it claims. None: it
+    has shown no limit."""
     edge = stage.learned.edges.get(endpoint)
-    if edge is not None and edge.refused is not None:
-        return edge.refused
+    shown = [] if edge is None else [tokens for tokens in (edge.refused, edge.cut) if tokens is not None]
+    if shown:
+        return min(shown)
     return stage.learned.claimed + 1 if stage.learned.claimed is not None else None
 
 
@@ -90,7 +98,7 @@ def _over(stage: Stage, over: Over) -> Ask:
     prompt: str | tuple[int, ...] = (
         ids(stage.random, over.tokens) if over.exact else tenant.copy_task(over.tokens)
     )
-    ask = asks(stage, tenant, prompt, endpoint=over.endpoint, stream=over.stream, max_tokens=SHORT)
+    ask = asks(stage, tenant, prompt, endpoint=over.endpoint, stream=over.stream, max_tokens=SHOWS)
     return changed(ask, within=stage.learned.bound + prefill_seconds(stage, over.tokens))
 
 
@@ -115,8 +123,8 @@ async def _fill(stage: Stage) -> None:
 @scenario(
     "over-capacity",
     "Sends prompts at, just past and far past what fits, to each endpoint, streaming and not: refused, and the next is served.",
-    evidence=("semantics", "marker", "contrast", "liveness", "differential"),
-    weight=2.5,
+    evidence=("semantics", "marker", "liveness", "differential"),
+    weight=2.0,
     order=90,
 )
 async def over_capacity(stage: Stage) -> None:
@@ -143,7 +151,6 @@ async def over_capacity(stage: Stage) -> None:
             await _fill(stage)
     if not await still_serves(stage, "after prompts that are longer than what fits"):
         return
-    await _ladder(stage)
     await _edges(stage)
 
 
@@ -168,62 +175,6 @@ async def _one_by_one(stage: Stage, turns: Iterator[Over], count: int) -> bool:
         ):
             return False
     return True
-
-
-async def _ladder(stage: Stage) -> None:
-    """Lengths below the edge, which are accepted: is all of such a prompt really read? And the longest after two tenants."""
-    endpoint = text_endpoints(stage)[0]
-    accepted = stage.learned.longest(endpoint)
-    steps = [int(accepted * part) for part in LADDER]
-    fit = [n for n in steps if affordable(stage, n, 0.3)]
-    if len(fit) < len(steps):
-        stage.note(
-            f"prompts of more than {max(fit, default=0)} tokens take too long to be read in the time there is"
-        )
-    answered = []
-    for tokens in stage.random.sample(fit, len(fit)):
-        if stage.left() <= 0:
-            return
-        await stage.ask(copy(stage, stage.tenant(), tokens=120, max_tokens=SHORT, logprobs=False))
-        answer = await stage.ask(_long(stage, endpoint, tokens))
-        answered += [tokens] if answer.how == "answered" else []
-        if answer.how == "silent" and not await still_serves(
-            stage, f"right after a prompt of {tokens} tokens"
-        ):
-            return
-    if answered:
-        await _long_after_others(stage, endpoint, max(answered))
-
-
-def _long(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
-    ask = copy(stage, stage.tenant(), tokens=tokens, endpoint=endpoint, max_tokens=SHORT)
-    return changed(ask, within=stage.learned.bound + 2 * prefill_seconds(stage, tokens))
-
-
-async def _long_after_others(stage: Stage, endpoint: Endpoint, tokens: int) -> None:
-    """Contrast: one long prompt right after each of two tenants, in turn. Each time with another beginning of four words,
-    drawn whoever came before: else the prefix cache would have it."""
-    turns = 8
-    if not affordable(stage, 2 * turns * tokens, 0.4):
-        stage.note(f"one prompt of {tokens} tokens after either of two tenants would take too long here")
-        return
-    victims, owner = (stage.tenant(), stage.tenant()), stage.tenant()
-    after: dict[str, list[Answer]] = {victim.name: [] for victim in victims}
-    body = owner.copy_task(words_for(stage, tokens))
-    for _ in range(turns):
-        for victim in stage.random.sample(victims, 2):
-            beginning = plain(stage.random, 4)
-            before = f"{plain(stage.random, 4)} {victim.copy_task(60)}"
-            await stage.ask(asks(stage, victim, before, endpoint=endpoint, max_tokens=SHORT, logprobs=False))
-            ask = asks(
-                stage, owner, f"{beginning}\n{body}", endpoint=endpoint, max_tokens=SHORT, logprobs=False
-            )
-            after[victim.name].append(await stage.ask(ask))
-        if stage.left() <= 0:
-            break
-    stage.contrast(
-        after, f"one prompt of about {tokens} tokens, after one tenant's requests and after another's"
-    )
 
 
 async def _edges(stage: Stage) -> None:
@@ -264,6 +215,105 @@ def _at_the_edge(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
         prompt = tenant.copy_task(words_for(stage, tokens))
     ask = asks(stage, tenant, prompt, endpoint=endpoint, max_tokens=1)
     return changed(ask, within=stage.learned.bound + 2 * prefill_seconds(stage, tokens))
+
+
+# ------------------------------------------------------------------------------------ up to what is accepted
+
+
+@scenario(
+    "long-prompts",
+    "Sends prompts up to the longest that is accepted, each after one tenant and after another: is all of it really read?",
+    evidence=("marker", "differential", "contrast", "semantics", "liveness"),
+    weight=2.0,
+    order=8,
+)
+async def long_prompts(stage: Stage) -> None:
+    endpoints = itertools.cycle(text_endpoints(stage))
+    accepted = min(stage.learned.longest(endpoint) for endpoint in text_endpoints(stage))
+    steps = [int(accepted * part) for part in LADDER]
+    fit = [n for n in steps if affordable(stage, n, 0.3)]
+    if len(fit) < len(steps):
+        stage.note(f"prompts of more than {max(fit, default=0)} tokens take too long to be read in the time there is")  # fmt: skip
+    fit = fit or [min(steps[0], AT_LEAST)]
+    alone: dict[int, Answer] = {}
+    async for number in stage.rounds():
+        for tokens in stage.random.sample(fit, len(fit)):
+            if alone and stage.left() <= 0:
+                stage.note("not every length below the edge had its turn in the time there was")
+                break
+            if number % 2 and tokens in alone:
+                await _among_victims(stage, alone[tokens])
+                continue
+            came = await _between_victims(stage, _long(stage, next(endpoints), tokens))
+            if any(answer.how == "silent" for answer in came) and not await still_serves(
+                stage, f"right after a prompt of {tokens} tokens"
+            ):
+                return
+            alone[tokens] = came[0]
+        if number == 0:
+            read = [tokens for tokens, answer in alone.items() if answer.how == "answered"]
+            await _long_after_others(stage, text_endpoints(stage)[0], max(read, default=0))
+
+
+async def _among_victims(stage: Stage, alone: Answer) -> None:
+    """The concurrent form: the same long prompt once more, beside victims whose prompts fill pages at the same time."""
+    others = [copy(stage, stage.tenant(), tokens=200, max_tokens=SHORT, logprobs=False) for _ in range(some(stage, 0))]  # fmt: skip
+    await beside(
+        stage, [alone.ask], others, [alone], "one long prompt, alone and beside other tenants' prompts"
+    )
+
+
+async def _between_victims(stage: Stage, ask: Ask) -> list[Answer]:
+    """One long prompt after each of two victims, whose markers lie in what it is given without having been read."""
+    came = []
+    for _ in range(2):
+        await _victim(stage)
+        came.append(await stage.alone(ask))
+    stage.same(came[0], came[1], "one long prompt, alone after either of two tenants")
+    return came
+
+
+async def _victim(stage: Stage, many: int = 4) -> None:
+    """One tenant fills page after page with its line, in prompts as short as any pool holds: whatever reads them goes on with it.
+    Their beginnings differ, so that none is taken from a cache."""
+    tokens = min(VICTIM, stage.learned.longest(text_endpoints(stage)[0]) // 4)
+    victim = stage.tenant()
+    prompts = [f"{plain(stage.random, 4)}\n{victim.chant(words_for(stage, tokens))}" for _ in range(many)]
+    await stage.together([asks(stage, victim, prompt, max_tokens=2, logprobs=False) for prompt in prompts])
+
+
+def _long(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
+    filler = max(1, tokens - TASK)
+    ask = copy(stage, stage.tenant(), tokens=filler, endpoint=endpoint, max_tokens=SHOWS)
+    return changed(ask, within=stage.learned.bound + 2 * prefill_seconds(stage, tokens))
+
+
+async def _long_after_others(stage: Stage, endpoint: Endpoint, tokens: int) -> None:
+    """Contrast: one long prompt right after each of two tenants, in turn. Each time with another beginning of four words,
+    drawn whoever came before: else the prefix cache would have it."""
+    turns = 8
+    if not tokens:
+        return
+    if not affordable(stage, 2 * turns * tokens, 0.4):
+        stage.note(f"one prompt of {tokens} tokens after either of two tenants would take too long here")
+        return
+    victims, owner = (stage.tenant(), stage.tenant()), stage.tenant()
+    after: dict[str, list[Answer]] = {victim.name: [] for victim in victims}
+    body = owner.copy_task(words_for(stage, max(1, tokens - TASK)))
+    for _ in range(turns):
+        for victim in stage.random.sample(victims, 2):
+            beginning = plain(stage.random, 4)
+            before = f"{plain(stage.random, 4)} {victim.chant(words_for(stage, VICTIM))}"
+            await stage.ask(asks(stage, victim, before, endpoint=endpoint, max_tokens=SHORT, logprobs=False))
+            ask = asks(
+                stage, owner, f"{beginning}\n{body}", endpoint=endpoint, max_tokens=SHORT, logprobs=False
+            )
+            after[victim.name].append(await stage.ask(ask))
+        if stage.left() <= 0:
+            break
+    stage.contrast(
+        after, f"one prompt of about {tokens} tokens, after one tenant's requests and after another's"
+    )
 
 
 # ------------------------------------------------------------------------------------ more at once than the pool holds
