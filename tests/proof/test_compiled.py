@@ -11,6 +11,7 @@ from hermetic.handoff.actions import Action
 from hermetic.handoff.decode import DecodeHandoff
 from hermetic.handoff.outcome import Outcome
 from hermetic.handoff.prefill import PrefillHandoff
+from hermetic.proof import compiled
 from hermetic.proof.compiled import Rank, _search, explore_exactly, row_of
 from hermetic.proof.model import State
 from hermetic.proof.part import Env
@@ -47,9 +48,8 @@ def _rows(ranks: list[Rank]) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("scope", SCOPES, ids=lambda s: s.name)
 def test_its_rows_are_exactly_the_states_of_the_world(scope: Scope) -> None:
     # Slots in the world's order: then nothing more can happen, and nothing less.
-    found, filled, ranks, end = _search(scope, 2, False, 10**9, True, None)
-    world = filled.parts.world
-    told = {tuple(row_of(filled, world, state).tolist()) for state in _everything(world)}
+    found, filled, ranks, end = _search(scope, 2, False, None)
+    told = {tuple(row_of(filled, state).tolist()) for state in _everything(filled.parts.world)}
     assert end is None
     assert found.complete
     assert _rows(ranks) == told
@@ -57,9 +57,8 @@ def test_its_rows_are_exactly_the_states_of_the_world(scope: Scope) -> None:
 
 def test_when_any_free_slot_may_be_granted_nothing_that_could_happen_before_is_missing() -> None:
     scope = SCOPES[3]
-    _, filled, ranks, _ = _search(scope, 2, True, 10**9, True, None)
-    world = filled.parts.world
-    told = {tuple(row_of(filled, world, state).tolist()) for state in _everything(world)}
+    _, filled, ranks, _ = _search(scope, 2, True, None)
+    told = {tuple(row_of(filled, state).tolist()) for state in _everything(filled.parts.world)}
     assert told <= _rows(ranks)
 
 
@@ -91,6 +90,16 @@ def test_the_number_of_threads_makes_no_difference() -> None:
     )
 
 
+def test_progress_is_said_on_the_way_back_from_the_good_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "SLICE", 64)
+    said = list[int]()
+    found = explore_exactly(SCOPES[0], progress=lambda e: said.append(e.ending))
+    back = [ending for ending in said if ending]
+    assert len(back) > found.states / 64 / 2
+    assert back == sorted(back)
+    assert back[-1] == found.states, "from every state a good end is reachable"
+
+
 def test_slots_released_at_the_abort_are_found_by_a_shortest_path_that_replays() -> None:
     end = DecodeHandoff._end
 
@@ -104,7 +113,7 @@ def test_slots_released_at_the_abort_are_found_by_a_shortest_path_that_replays()
         assert ours is not None
         assert plain is not None
         assert (ours.kind, len(ours.steps)) == ("I3", len(plain.steps))
-        once_more, _ = again(ours)
+        once_more = again(ours)
         assert once_more is not None
         assert once_more.kind == "I3"
 

@@ -17,14 +17,16 @@ from hermetic.handoff.machine import Machine
 from hermetic.handoff.outcome import Outcome
 from hermetic.handoff.prefill import PrefillHandoff
 from hermetic.handoff.unknown import Answer, at_prefill
+from hermetic.kv.pool import Kind
 from hermetic.kv.slots import Slots, SlotUse
-from hermetic.proof import draft, halves
+from hermetic.proof import draft, halves, search
 from hermetic.proof.codec import decode, decode_machine, decode_slots, encode, encode_machine, encode_slots
 from hermetic.proof.model import GT, MASK, State
+from hermetic.proof.pages import PageBook, empty
 from hermetic.proof.saved import SavedError, Step, load
 from hermetic.proof.scopes import FAULTS, SCOPES, Scope
 from hermetic.proof.search import explore
-from hermetic.proof.story import again
+from hermetic.proof.story import Taken, again, told
 from hermetic.proof.walks import walk
 from hermetic.proof.world import World, label
 
@@ -178,7 +180,7 @@ def outcomes(scope: Scope, reduce: bool) -> set[tuple[Any, ...]]:
         following: list[State] = []
         for state in frontier:
             for t in range(world.tickets):
-                known = world.store[state[6 * t + GT]]
+                known = world.store.contents[state[6 * t + GT]]
                 found.add((t, *(report and report[1:3] for report in known[5:7])))
             for _, _, after in world.expand(state):
                 if after not in seen:
@@ -208,18 +210,49 @@ def test_without_faults_a_request_has_one_end_and_it_is_good() -> None:
     assert found.good == 1
 
 
+# ------------------------------------------------------------------------------- one writer (I2)
+def landing() -> PageBook:
+    """A page of A/1 that was copied to once."""
+    book = PageBook(empty(2))
+    book.allocate(0, 1, Kind.RECEIVE)
+    book.land(0, 0, ("K", 0, 0, True))
+    assert book.check() is None
+    return book
+
+
+def test_a_page_that_was_verified_is_copied_to_no_more() -> None:
+    book = landing()
+    book.tag(0, 0)
+    book.land(0, 0, ("K", 0, 0, True))  # the same bytes: nothing else would tell
+    assert book.check() == "I2: page 0 of A/1 is copied to, and it was verified already"
+
+
+def test_a_page_that_somebody_else_holds_is_not_copied_to() -> None:
+    book = landing()
+    book.held[2] = [book.pool.lease(Kind.READ, "B", book.held[0][0].pages)]
+    book.land(0, 0, None)
+    assert book.check() == "I2: page 0 of A/1 is copied to, and it is leased for receive, read"
+
+
+def test_a_page_is_computed_once() -> None:
+    book = PageBook(empty(2))
+    book.allocate(0, 1, Kind.APPEND)
+    book.made(0, 0)
+    assert book.check() is None
+    book.made(0, 0)
+    assert str(book.check()).startswith("I2: page 0 of A/1 is computed: a write to a page without its only")
+
+
 # -------------------------------------------------------------------------------------- replaying
 def test_a_saved_counterexample_is_found_again_and_is_gone_when_the_code_is_mended(tmp_path: Path) -> None:
     with slots_are_released_at_the_abort():
         found = explore(ONE["abort"]).violation
         assert found is not None
         found.save(tmp_path / "found.json")
-        once_more, _ = again(load(tmp_path / "found.json"))
+        once_more = again(load(tmp_path / "found.json"))
     assert once_more is not None
     assert (once_more.kind, once_more.text) == (found.kind, found.text)
-    mended, how_far = again(load(tmp_path / "found.json"))
-    assert mended is None
-    assert how_far == "after 11 steps nothing is wrong"
+    assert again(load(tmp_path / "found.json")) is None
 
 
 def test_a_step_that_does_not_exist_any_more_is_named() -> None:
@@ -231,6 +264,33 @@ def test_a_step_that_does_not_exist_any_more_is_named() -> None:
         pytest.raises(SavedError, match="step"),
     ):
         again(found)
+
+
+def test_a_chart_names_the_workers_that_an_attempt_is_on() -> None:
+    world = World(Scope("two decodes", (1,), 1, 1, decodes=2))
+    state, taken = world.initial(), list[Taken]()
+    for kind in ("begin", "submit decode", "submit prefill", "reserve", "down"):
+        move, after = [(move, after) for move, _, after in world.expand(state) if move[0] == kind][-1]
+        taken.append((move, state))
+        state = after
+    steps = told(world, "", "I3", "a test's", taken).steps
+    assert steps[0].detail == "at prefill-0 and decode-1"
+    assert [(step.actor, step.to) for step in steps[1:]] == [
+        ("gateway", "decode-1"), ("gateway", "prefill-0"), ("decode-1", ""), ("decode-1", "prefill-0"),
+    ]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- progress
+@pytest.mark.parametrize("processes", [1, 2])
+def test_progress_is_said_within_a_level_and_grows(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[tuple[int, int]]()
+    monkeypatch.setattr(search, "SAY_SECONDS", -1.0)  # after every state
+    found = explore(
+        ONE["abort"], processes=processes, progress=lambda e: said.append((e.depth, e.transitions))
+    )
+    assert len(said) > 3 * found.depth
+    assert [depth for depth, _ in said] == sorted(depth for depth, _ in said)
+    assert said[-1] == (found.depth, found.transitions)
 
 
 # -------------------------------------------------------------------------------------- encoding

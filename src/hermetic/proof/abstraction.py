@@ -37,8 +37,7 @@ def page_of(worker: int, t: int, index: int) -> tuple[Any, ...]:
 def functions(draft: Draft) -> dict[str, Any]:
     """What never changes, by the names of things."""
     pairs = [draft.known(t).pair for t in range(draft.world.tickets)]
-    prefills, decodes = draft.world.scope.prefills, draft.world.scope.decodes
-    assert prefills  # a pair is prefill * decodes + decode
+    decodes = draft.world.scope.decodes  # a pair is prefill * decodes + decode
     return {
         "slot": lambda u: (u[0], u[1], u[2], *u[4:]),
         "segment": lambda u: u[:2],
@@ -240,4 +239,4 @@ def _given(state: State) -> None:
         now["given"].update((fact[place], fact[0]) for fact in now[name])
 
 
-__all__ = ["CUR", "NAMING", "OLD", "abstracted", "page_of", "use_of"]
+__all__ = ["CUR", "OLD", "abstracted", "page_of", "use_of"]

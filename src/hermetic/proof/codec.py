@@ -1,7 +1,7 @@
 """States as plain nested tuples, and back: what the explorer remembers of production objects.
 
-Values carry their type in front, so that anything can be rebuilt without being told what it was, and so that a slot can be
-renamed wherever it is named. The one thing to know: everything of a machine is encoded (`vars`), except what is given back
+Values carry their type in front, so that anything can be rebuilt without being told what it was, and so that a use of a slot
+is found wherever it is named (`part.changed`). The one thing to know: everything of a machine is encoded (`vars`), except what is given back
 when it is rebuilt (its key, the slots that it shares) and what only counts (`stale`, `resends`).
 """
 
@@ -18,10 +18,8 @@ import msgspec
 
 from hermetic.handoff import messages as m
 from hermetic.handoff import outcome as o
-from hermetic.handoff.decode import DecodeHandoff
 from hermetic.handoff.decode import State as DecodeState
 from hermetic.handoff.machine import Machine
-from hermetic.handoff.prefill import PrefillHandoff
 from hermetic.handoff.prefill import State as PrefillState
 from hermetic.kv.slots import Slots, SlotUse
 
@@ -140,18 +138,6 @@ def decode_slots(data: Data, key: Callable[[int], object]) -> Slots:
     return slots
 
 
-def rename(data: Data, slots: tuple[int, ...]) -> Data:
-    """`data` with every slot s called slots[s]; what has no order is sorted again."""
-    if not isinstance(data, tuple) or not data:
-        return data
-    if data[0] == "U":
-        return ("U", slots[data[1]], data[2])
-    renamed = tuple(rename(item, slots) for item in data)
-    if data[0] in ("S", "D"):
-        return (data[0], *sorted(renamed[1:]))
-    return renamed
-
-
 class Store:
     """Contents by id. An id comes from the content alone, so every process gives it the same."""
 
@@ -170,14 +156,15 @@ class Store:
         self._ids[content] = number
         return number
 
-    def __getitem__(self, number: int) -> Data:
-        return self.contents[number]
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
 
 __all__ = [
-    "Data", "DecodeHandoff", "PrefillHandoff", "Store", "decode", "decode_machine", "decode_slots", "encode",
-    "encode_machine", "encode_slots", "rename",
-]  # fmt: skip
+    "GIVEN_BACK",
+    "Data",
+    "Store",
+    "decode",
+    "decode_machine",
+    "decode_slots",
+    "encode",
+    "encode_machine",
+    "encode_slots",
+]

@@ -6,19 +6,21 @@ that differ in names of slots, of pages, of uses, or of equal requests only are 
 
 The one thing to know: a row belongs to the rank that its hash names. Each rank's thread expands its own rows into buffers by
 rank, then each takes in what is its own; between the two, this process answers what was missing.
+
+Why a second search stands in `search.py`, and which of them is used when, is said there.
 """
 
 from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hermetic.handoff.actions import Action
 from hermetic.handoff.machine import Machine
 from hermetic.proof import kernel as k
 from hermetic.proof import loops
@@ -26,23 +28,19 @@ from hermetic.proof.model import Broken, Link, Move, State
 from hermetic.proof.part import LINKS
 from hermetic.proof.saved import Counterexample, Step
 from hermetic.proof.scopes import Scope
-from hermetic.proof.search import Exploration, Progress, Row
+from hermetic.proof.search import Exploration, Progress, Rows
 from hermetic.proof.story import told, unended
 from hermetic.proof.tables import Filled
-from hermetic.proof.world import World, label
+from hermetic.proof.world import label
 
 CHUNK = 1 << 15
 ROOM = 1 << 21  # rows of a buffer
+SLICE = 1 << 16  # rows of a rank that are looked at on the way back before progress is said
 
 
 @dataclass
 class Exact(Exploration):
-    """As of any search; states are kept whole, so none was taken for another. `parts`: different parts of states; `asked`:
-    questions to the world."""
-
-    parts: int = 0
-    asked: int = 0
-    levels: list[int] = field(default_factory=list)
+    """As of any search; states are kept whole, so none was taken for another."""
 
     @property
     def collision(self) -> float:
@@ -107,50 +105,26 @@ class Rank:
             )  # fmt: skip
 
 
-class Rows:
-    """Observes which rows of the machines' tables are taken."""
-
-    def __init__(self) -> None:
-        self.rows: set[Row] = set()
-
-    def stepped(
-        self, machine: Machine[Any], event: str, args: tuple[Any, ...], before: Any, actions: list[Action]
-    ) -> None:
-        del args, actions
-        if (before, event) in machine.table:
-            self.rows.add((type(machine).__name__, before.name, event))
-
-
 def explore_exactly(
-    scope: Scope,
-    *,
-    threads: int = 2,
-    mutant: str = "",
-    any_slot: bool = True,
-    limit: int = 10**12,
-    liveness: bool = True,
-    progress: Progress | None = None,
+    scope: Scope, *, threads: int = 2, any_slot: bool = True, progress: Progress | None = None
 ) -> Exact:
-    """Search the whole scope, or until a promise is broken, or `limit` states. The mutant must be applied by the caller.
+    """Search the whole scope, or until a promise is broken. Raises ValueError for a scope that there is no room for.
 
     `any_slot`: which of several free slots is granted is left open, and states that differ in names of slots are one."""
     watching = Rows()
     former, Machine.observer = Machine.observer, watching
     try:
-        found, filled, _, end = _search(scope, threads, any_slot, limit, liveness, progress)
+        found, filled, _, end = _search(scope, threads, any_slot, progress)
     finally:
         Machine.observer = former
     found.rows = watching.rows
     if end is not None:
         path, broken = end
-        found.violation = _told(scope, mutant, filled, path, broken)
+        found.violation = _told(filled, path, broken)
         if found.violation is None and any_slot:
             # It needs a slot that is not the first free one, and the world, which tells the story, takes the first.
-            again = explore_exactly(
-                scope, threads=threads, mutant=mutant, any_slot=False, limit=limit, liveness=liveness
-            )
-            found.violation = again.violation
-        found.violation = found.violation or _bare(mutant, broken, len(path))
+            found.violation = explore_exactly(scope, threads=threads, any_slot=False).violation
+        found.violation = found.violation or _bare(broken, len(path))
     return found
 
 
@@ -159,11 +133,17 @@ End = tuple[list[Any], Broken | None]
 
 
 def _search(
-    scope: Scope, threads: int, any_slot: bool, limit: int, liveness: bool, progress: Progress | None
+    scope: Scope, threads: int, any_slot: bool, progress: Progress | None
 ) -> tuple[Exact, Filled, list[Rank], End | None]:
     began, found, filled = time.monotonic(), Exact(scope), Filled(scope, any_slot)
     ranks = _begun(filled, threads)
     end: End | None = None
+
+    def say() -> None:
+        _count(found, filled, ranks, began)
+        if progress is not None:
+            progress(found)
+
     with ThreadPoolExecutor(threads) as pool:
         while True:
             before = sum(r.count for r in ranks)
@@ -172,22 +152,19 @@ def _search(
             while any(r.todo for r in ranks):
                 missing = list(pool.map(lambda r: r.expand(filled.tables), ranks))
                 list(pool.map(lambda r: r.take(ranks), ranks))
-                filled.answer(np.concatenate(missing))
-                _count(found, filled, ranks, began)
-                if progress is not None:
-                    progress(found)
+                filled.answer(np.concatenate(missing), say)
+                say()
             _count(found, filled, ranks, began)
-            found.levels.append(found.states - before)
             broken = next((r for r in ranks if r.broken[0] >= 0), None)
-            if broken is not None or not found.levels[-1] or found.states > limit:
+            if broken is not None or found.states == before:
                 break
             found.depth += 1
-        found.complete = broken is None and not found.levels[-1]
+        found.complete = broken is None
         if broken is not None:
             path = _path(ranks, int(broken.broken[0]), broken.rank)
             end = (path, _which(filled, path[-1], int(broken.broken[1])))
-        elif found.complete and liveness:
-            end = _unreached(found, filled, ranks, pool)
+        else:
+            end = _unreached(found, filled, ranks, pool, say)
     found.seconds = time.monotonic() - began
     return found, filled, ranks, end
 
@@ -206,21 +183,32 @@ def _begun(filled: Filled, threads: int) -> list[Rank]:
 
 def _count(found: Exact, filled: Filled, ranks: list[Rank], began: float) -> None:
     found.states, found.transitions = sum(r.count for r in ranks), sum(r.transitions for r in ranks)
-    found.asked, found.parts = filled.asked, len(filled.parts.parts)
     found.local_steps = filled.parts.world.steps
     found.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found.seconds = time.monotonic() - began
 
 
-def _unreached(found: Exact, filled: Filled, ranks: list[Rank], pool: ThreadPoolExecutor) -> End | None:
+def _unreached(
+    found: Exact, filled: Filled, ranks: list[Rank], pool: ThreadPoolExecutor, say: Callable[[], None]
+) -> End | None:
     """L1 and L2: backwards from the good ends along calm moves, until nothing changes; the first state that is left."""
     marks = tuple(np.zeros(r.count, np.uint8) for r in ranks)
-    found.good = sum(
+    found.good = found.ending = sum(
         loops.mark_good(filled.tables, r.rows, mark, r.count) for r, mark in zip(ranks, marks, strict=True)
     )
     rows, tables = tuple(r.rows for r in ranks), tuple(r.table for r in ranks)
-    while sum(pool.map(lambda r: loops.reach(filled.tables, rows, tables, marks, r.rank, r.count), ranks)):
-        pass
+
+    def reached(rank: Rank, first: int) -> int:
+        return loops.reach(
+            filled.tables, rows, tables, marks, rank.rank, first, min(first + SLICE, rank.count)
+        )
+
+    before = -1
+    while before != found.ending:
+        before = found.ending
+        for first in range(max(r.count for r in ranks) // SLICE * SLICE, -1, -SLICE):
+            found.ending += sum(pool.map(reached, ranks, [first] * len(ranks)))
+            say()
     left = [(int(np.argmin(mark)), r.rank) for r, mark in zip(ranks, marks, strict=True) if not mark.all()]
     return (min((_path(ranks, *one) for one in left), key=len), None) if left else None
 
@@ -258,9 +246,8 @@ def _which(filled: Filled, row: Any, number: int) -> Broken:
 
 
 # ------------------------------------------------------------------------- as the world tells it
-def row_of(filled: Filled, world: World, state: State) -> Any:
+def row_of(filled: Filled, state: State) -> Any:
     """The row that stands for a state of the world."""
-    del world
     parts, contents = filled.parts, filled.parts.contents
     link = LINKS.index(Link(*contents[state[parts.world.link_at(0)]]))
     numbers = [parts.part(state, t) for t in range(parts.world.tickets)]
@@ -269,9 +256,7 @@ def row_of(filled: Filled, world: World, state: State) -> Any:
     return filled.canonical(np.array([*numbers, last], np.uint32))
 
 
-def _told(
-    scope: Scope, mutant: str, filled: Filled, path: list[Any], broken: Broken | None
-) -> Counterexample | None:
+def _told(filled: Filled, path: list[Any], broken: Broken | None) -> Counterexample | None:
     """The path taken in the world, step by step; None if it cannot be taken there."""
     world = filled.parts.world
     ways: list[tuple[State, list[tuple[Move, State]]]] = [(world.initial(), [])]
@@ -279,23 +264,23 @@ def _told(
         following: dict[State, list[tuple[Move, State]]] = {}
         for state, taken in ways:
             for move, _, after in world.expand(state):
-                if after not in following and (row_of(filled, world, after) == row).all():
+                if after not in following and (row_of(filled, after) == row).all():
                     following[after] = [*taken, (move, state)]
         ways = list(following.items())
     for state, taken in ways:
         if broken is None:
-            return unended(world, mutant, taken, state)
+            return unended(world, "", taken, state)
         try:
             world.expand(state)
         except Broken as error:
-            return told(scope, mutant, error.kind, error.text, [*taken, (error.move, state)])
+            return told(world, "", error.kind, error.text, [*taken, (error.move, state)])
     return None
 
 
-def _bare(mutant: str, broken: Broken | None, steps: int) -> Counterexample:
+def _bare(broken: Broken | None, steps: int) -> Counterexample:
     kind, text, last = (broken.kind, broken.text, label(broken.move)) if broken else ("L2", "no good end", "")
     told_so = f"{steps} steps, in which a slot is granted that is not the first free one"
-    return Counterexample(kind, text, (Step("network", told_so), Step("network", last)), mutant=mutant)
+    return Counterexample(kind, text, (Step("network", told_so), Step("network", last)))
 
 
 __all__ = ["Exact", "explore_exactly"]

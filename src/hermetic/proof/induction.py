@@ -1,8 +1,8 @@
 """The invariant holds of the beginning, and every action keeps it: for any number of anything, by z3.
 
 One query for each action and conjunct: the whole invariant before, the action's guard, and the conjunct's negation after it
-must be impossible together. The one thing to know: an "unknown" counts as a failure, a guard that nothing can fulfil as well
-(`vacuity`), and of each conjunct it is said whether the proof needs it (`redundancy`).
+must be impossible together. The one thing to know: an "unknown" counts as a failure, an action that can never happen as well
+(vacuity), and of each conjunct it is said whether the proof needs it (redundancy).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class Query:
     action: str
     conjunct: str
     verdict: str  # holds, fails, unknown
-    ms: float
     needs: frozenset[str] = frozenset()
 
 
@@ -41,14 +40,6 @@ class Need:
 
     conjunct: str
     breaks: str
-
-
-@dataclass(frozen=True)
-class Possible:
-    """That an action can happen in a state of the invariant: how many elements z3's state has, by sort."""
-
-    action: str
-    sizes: Mapping[str, int]
 
 
 @dataclass
@@ -65,8 +56,8 @@ class InductionResult:
     )  # promises that follow: whether the conjuncts imply them
     alone: bool = False  # the promises about pages hold even with a lying prefill and a broken transport
     needs: list[Need] = field(default_factory=list)
-    possible: list[Possible] = field(default_factory=list)
-    impossible: list[str] = field(default_factory=list)  # actions that can never happen
+    possible: list[str] = field(default_factory=list)  # actions that can happen in a state of the invariant
+    impossible: list[str] = field(default_factory=list)  # those that never can
     counterexample: str | None = None
     failed: tuple[str, str] | None = None
     seconds: float = 0.0
@@ -84,8 +75,8 @@ class InductionResult:
     def lines(self) -> list[str]:
         """For a person."""
         said = [
-            f"{len(CONJUNCTS)} conjuncts (implying {len(PROMISES)} promises of I1-I3, {len(MOMENTS)} more when bytes move), {len(ACTIONS)} actions: {len(self.queries)} queries, "
-            f"{self.untouched} pairs share no relation, {self.seconds:.1f} s",
+            f"{len(CONJUNCTS)} conjuncts (implying {len(PROMISES)} promises of I1-I3, {len(MOMENTS)} more when bytes move), "
+            f"{len(ACTIONS)} actions: {len(self.queries)} queries, {self.untouched} pairs share no relation, {self.seconds:.1f} s",
             "any number of requests, pages, slots, uses, messages and workers: "
             + ("every action keeps the invariant" if self.closed else "NOT proved"),
         ]
@@ -134,14 +125,12 @@ class Induction:
         if not self._touches(action, conjunct):
             return None
         then = self.language.conjunct(self.conjuncts[conjunct], after)
-        started = time.perf_counter()
         solver.push()
         solver.add(z3.Not(then))
         verdict = solver.check(*(z3.Bool(f"@{name}") for name in self.conjuncts if name != without))
         needs = frozenset(str(b)[1:] for b in solver.unsat_core()) if verdict == z3.unsat else frozenset()
         solver.pop()
-        word = "holds" if verdict == z3.unsat else "fails" if verdict == z3.sat else "unknown"
-        return Query(action, conjunct, word, 1000 * (time.perf_counter() - started), needs)
+        return Query(action, conjunct, _word(verdict), needs)
 
     def _touches(self, action: str, conjunct: str) -> bool:
         """Whether an effect of the action changes a relation that the conjunct names."""
@@ -166,30 +155,28 @@ class Induction:
         solver.add(z3.Not(z3.And(*self.before.values())))
         return bool(solver.check() == z3.unsat)
 
-    def possible(self, action: str) -> Possible | None:
-        """A state of the invariant in which the action can happen."""
+    def possible(self, action: str) -> bool:
+        """Whether z3 has a state of the invariant in which the action can happen."""
         solver, _ = self._solver(action)
-        if solver.check(*(z3.Bool(f"@{name}") for name in self.conjuncts)) != z3.sat:
-            return None
-        model = solver.model()
-        sizes = {name: len(model.get_universe(sort) or ()) for name, sort in self.language.sorts.items()}
-        return Possible(action, sizes)
+        return bool(solver.check(*(z3.Bool(f"@{name}") for name in self.conjuncts)) == z3.sat)
 
     def moment(self, moment: Moment, without: str = "") -> Query:
         """That what a moment says follows from the invariant and the action's guard."""
         solver, _ = self._solver(moment.action)
         given = self.language.parameters(self.actions[moment.action])
-        started = time.perf_counter()
         solver.push()
         solver.add(z3.Not(self.language.formula(moment.holds, self.language.state, given)))
         verdict = solver.check(*(z3.Bool(f"@{name}") for name in self.conjuncts if name != without))
         solver.pop()
-        word = "holds" if verdict == z3.unsat else "fails" if verdict == z3.sat else "unknown"
-        return Query(moment.action, moment.name, word, 1000 * (time.perf_counter() - started))
+        return Query(moment.action, moment.name, _word(verdict))
 
     def counterexample(self, query: Query) -> str:
         broken = self.conjuncts.get(query.conjunct) or MOMENTS[query.action]
         return found_in(self.language, self.actions[query.action], broken, self.conjuncts)
+
+
+def _word(verdict: Any) -> str:
+    return "holds" if verdict == z3.unsat else "fails" if verdict == z3.sat else "unknown"
 
 
 def prove_induction(
@@ -215,16 +202,12 @@ def prove_induction(
                 result.counterexample = proof.counterexample(query)
                 if mutant is not None:
                     break
-        how = proof.possible(action)
-        if how is None:
-            result.impossible.append(action)
-        else:
-            result.possible.append(how)
+        (result.possible if proof.possible(action) else result.impossible).append(action)
     if result.counterexample is None:
         result.alone = _alone()
         result.implied = {name: proof.implied(promise) for name, promise in PROMISES.items()}
         if full and mutant is None:
-            result.needs = redundancy(proof, result.queries, say)
+            result.needs = _redundancy(proof, result.queries, say)
     result.seconds = time.perf_counter() - started
     return result
 
@@ -248,7 +231,7 @@ def _alone() -> bool:
     return all(query is None or query.verdict == "holds" for query in asked)
 
 
-def redundancy(proof: Induction, queries: list[Query], say: Progress) -> list[Need]:
+def _redundancy(proof: Induction, queries: list[Query], say: Progress) -> list[Need]:
     """Take each conjunct out once: which action breaks which of the others then, or which promise is lost."""
     found = []
     for number, conjunct in enumerate(proof.conjuncts):
@@ -278,4 +261,4 @@ def _breaks(proof: Induction, queries: list[Query], conjunct: str) -> str:
     return ""
 
 
-__all__ = ["Induction", "InductionResult", "Need", "Possible", "Query", "prove_induction", "redundancy"]
+__all__ = ["Induction", "InductionResult", "Need", "Query", "prove_induction"]

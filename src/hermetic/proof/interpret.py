@@ -54,7 +54,7 @@ class NotAllowed(Exception):
     def __init__(self, action: Action, guard: str, args: Mapping[str, Any]) -> None:
         given = ", ".join(f"{name}={value}" for name, value in args.items())
         super().__init__(f"{action.name}({given}) ({action.says}) is not possible: {guard}")
-        self.action, self.guard, self.values = action, guard, dict(args)
+        self.action, self.guard = action, guard
 
 
 @dataclass(frozen=True)
@@ -145,17 +145,6 @@ class State:
                 case _:
                     found[name] = set(value)
         return found
-
-    def forget(self, attempt: Any) -> None:
-        """Drop whatever names an attempt that is over everywhere, so that a long recording stays small."""
-        for name, value in self.now.items():
-            if isinstance(value, Phases):
-                value.pop(attempt, None)
-            elif not isinstance(value, Contents) and "attempt" in RELATIONS[name].sorts:
-                at, alone = RELATIONS[name].sorts.index("attempt"), len(RELATIONS[name].sorts) == 1
-                value -= {fact for fact in value if (fact if alone else fact[at]) == attempt}
-        needed = self.fixed["needed"]
-        needed -= {fact for fact in needed if fact[0] == attempt}
 
     def refuses(self, action: str | Action, args: Mapping[str, Any]) -> str | None:
         """The line of the guard that does not hold, or None."""

@@ -148,7 +148,6 @@ _LIST = (
 
 CONJUNCTS: dict[str, Conjunct] = {c.name: c for c in _LIST if not c.follows}
 PROMISES: dict[str, Conjunct] = {c.name: c for c in _LIST if c.promise}
-ALL: dict[str, Conjunct] = {c.name: c for c in _LIST}
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ CRASH, FENCE, GREET, WELCOME, SILENCE, STRIKE = 0, 2, 3, 4, 5, 7
 MAX_PAGES = 4  # of a prompt
 IS_MOVES, IS_SHARED, IS_GHOSTS = 1, 2, 3  # kinds of missing things, in the top bits of their names
 MOST = 512  # successors of a state
-# What the names of missing things have room for.
-MOST_SLOTS, MOST_PAGES, MOST_PARTS = 6, 15, 2**32
+MOST_SLOTS, MOST_PAGES = 6, 15  # what the names of missing things have room for
 
 
 class Tables(NamedTuple):

@@ -125,16 +125,17 @@ def reach(
     hashes: tuple[I32, ...],
     marks: tuple[U8, ...],
     rank: int,
-    count: int,
+    first: int,
+    end: int,
 ) -> int:
-    """Mark rows of this rank with a calm move into a marked one, last first. Returns how many were marked."""
+    """Mark those of rows `first`..`end` of this rank with a calm move into a marked one, last first. Returns how many."""
     mine, mark, ranks = rows[rank], marks[rank], len(rows)
     width = mine.shape[1]
     scratch, names = np.empty((MOST, width), np.uint32), np.empty((MOST, 2), np.int32)
     one, best = np.empty(width, np.uint32), np.empty(width, np.uint32)
     missing = np.empty(0, np.uint64)
     marked = 0
-    for i in range(count - 1, -1, -1):
+    for i in range(end - 1, first - 1, -1):
         if mark[i]:
             continue
         n, _ = successors(tables, mine[i], True, scratch, names, missing, 0)

@@ -60,6 +60,9 @@ class PageBook:
         pool._free[: len(free)] = free[::-1]
         pool._free_count = len(free)
         self.readings: dict[tuple[int, int, int], int] = {(t, b, i): page for t, b, i, page in readings}
+        self.second_writer: str | None = (
+            None  # I2: a write that was not the page's only writer's, or to what is sealed
+        )
 
     def packed(self) -> Data:
         """Pages in the order of who holds them first; the contents of a page that nobody holds or reads are forgotten."""
@@ -109,7 +112,11 @@ class PageBook:
     def made(self, ticket: int, index: int) -> None:
         """The engine wrote page `index`, and the worker leased it for sending; as `_freeze`."""
         page = self._page(ticket, index)
-        self.pool.check_write(page, np.zeros(1, np.int32))
+        try:
+            self.pool.check_write(page, np.zeros(1, np.int32))
+        except OwnershipError as error:
+            self.second_writer = f"page {index} of {name(ticket)} is computed: {error}"
+            return
         self.contents[int(page[0])] = ("K", ticket, index, True)
         self._tag(ticket, index)
         growing = next(x for x in self.held[ticket] if x.kind is Kind.APPEND)
@@ -143,7 +150,14 @@ class PageBook:
 
     def land(self, ticket: int, index: int, content: Data) -> None:
         """The block copy of a slot into the ticket's own page."""
-        self.contents[self.tables[ticket][index]] = content
+        page = self.tables[ticket][index]
+        kinds = [lease.kind for leases in self.held.values() for lease in leases if page in lease.pages]
+        if kinds != [Kind.RECEIVE]:
+            held = ", ".join(kind.name.lower() for kind in kinds) or "nobody"
+            self.second_writer = f"page {index} of {name(ticket)} is copied to, and it is leased for {held}"
+        elif (ticket, index) in self.tagged:
+            self.second_writer = f"page {index} of {name(ticket)} is copied to, and it was verified already"
+        self.contents[page] = content
 
     def tag(self, ticket: int, index: int) -> None:
         self._tag(ticket, index)
@@ -172,6 +186,8 @@ class PageBook:
         if pool.counters.double_closes:
             pool.counters.double_closes = 0
             return "I5: a lease was closed twice"
+        if self.second_writer is not None:
+            return f"I2: {self.second_writer}"
         for ticket, index in self.tagged:
             content = self.contents[self.tables[ticket][index]]
             if content != ("K", ticket, index, True):

@@ -73,6 +73,7 @@ SHARED: dict[str, Callable[[Draft], None]] = {
 
 
 def changed(data: Data, change: Callable[[Data], Data]) -> Data:
+    """`data` with `change` done to every use of a slot in it; what has no order is sorted again."""
     if not isinstance(data, tuple) or not data:
         return data
     if data[0] == "U":
@@ -82,6 +83,7 @@ def changed(data: Data, change: Callable[[Data], Data]) -> Data:
 
 
 def named(data: Data) -> Iterator[tuple[int, int]]:
+    """Every (slot, use) in it."""
     if isinstance(data, tuple) and data:
         if data[0] == "U":
             yield data[1], data[2]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 from hermetic.kv.pool import Kind
 from hermetic.proof.codec import Data
@@ -42,7 +41,7 @@ class Parts:
         self.parts: list[Part] = []
         self.turned: list[tuple[int, ...]] = []  # by part: its number with the slots renamed by each turn
         self._numbers: dict[Part, int] = {}
-        self._renumbered: dict[Any, Any] = {}
+        self._named: dict[int, frozenset[tuple[int, int]]] = {}  # by component
         self._empty = (
             *(self._nobody() * self.world.tickets),
             *self.world.initial()[6 * self.world.tickets :],
@@ -222,9 +221,9 @@ class Parts:
         )
 
     def _uses(self, number: int) -> frozenset[tuple[int, int]]:
-        found = self._renumbered.get(number)
+        found = self._named.get(number)
         if found is None:
-            found = self._renumbered[number] = frozenset(named(self.contents[number]))
+            found = self._named[number] = frozenset(named(self.contents[number]))
         return found
 
     # ---------------------------------------------------------------------------- questions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hermetic.proof.abstract import ACTIONS, FORGETTING
@@ -17,12 +17,7 @@ from hermetic.proof.model import Broken, Move, State
 from hermetic.proof.saved import Counterexample
 from hermetic.proof.scopes import Scope
 from hermetic.proof.story import told
-from hermetic.proof.watched import RefinedWorld, Tally
-
-Progress = Callable[[str], None]
-
-
-STATES = 2_000  # of each scope, breadth first, where nothing else is asked for
+from hermetic.proof.watched import RefinedWorld
 
 
 @dataclass
@@ -76,9 +71,8 @@ class Refinement:
 
 def refine(
     scopes: Scope | Iterable[Scope],
-    progress: Progress | None = None,
     *,
-    states: int = STATES,
+    states: int = 2_000,
     every: bool = False,
     z3_steps: int = 10**9,
     mutant: str = "",
@@ -89,7 +83,7 @@ def refine(
     `every`: every transition; else each different local one once, in the state where it is first seen."""
     began, result = time.monotonic(), Refinement()
     for scope in [scopes] if isinstance(scopes, Scope) else scopes:
-        part = _refine(scope, progress, states, every, z3_steps, mutant)
+        part = _refine(scope, states, every, z3_steps, mutant)
         result.parts.append(part)
         if part.violation is not None:
             break
@@ -97,9 +91,7 @@ def refine(
     return result
 
 
-def _refine(
-    scope: Scope, progress: Progress | None, states: int, every: bool, z3_steps: int, mutant: str
-) -> Part:
+def _refine(scope: Scope, states: int, every: bool, z3_steps: int, mutant: str) -> Part:
     part = Part(scope)
     world = RefinedWorld(scope, reduce=not mutant, every=every, keep=z3_steps > 0)
     first = world.initial()
@@ -114,22 +106,21 @@ def _refine(
                 if after not in came:
                     came[after] = state, move
                     queue.append(after)
-            if progress is not None and part.states % 500 == 0:
-                progress(f"refinement: {scope.name}, {part.states} states")
         part.complete = not queue
     except Broken as broken:
         taken = [*_path(came, state), (broken.move, state)]
-        part.violation = told(scope, mutant, broken.kind, broken.text, taken)
-    _settle(part, world.tally, z3_steps, mutant)
+        part.violation = told(world, mutant, broken.kind, broken.text, taken)
+    _settle(part, world, z3_steps, mutant)
     return part
 
 
-def _settle(part: Part, tally: Tally, z3_steps: int, mutant: str) -> None:
+def _settle(part: Part, world: RefinedWorld, z3_steps: int, mutant: str) -> None:
+    tally = world.tally
     part.transitions, part.actions, part.distinct = tally.transitions, tally.actions, len(tally.distinct)
     for step in list(tally.distinct.values())[:z3_steps]:
         if not Instance(step.action, step.args, step.before, step.after).holds():
             text = f"z3 does not see {step.action.name} in a step in which the interpreter does: {step.args}"
-            part.violation = part.violation or told(part.scope, mutant, "refinement", text, [])
+            part.violation = part.violation or told(world, mutant, "refinement", text, [])
             return
         part.proved += 1
 
@@ -144,4 +135,4 @@ def _path(came: dict[State, tuple[State, Move] | None], state: State) -> list[tu
     return path[::-1]
 
 
-__all__ = ["STATES", "Part", "Refinement", "refine"]
+__all__ = ["Part", "Refinement", "refine"]

@@ -46,7 +46,7 @@ def _explored(found: Counterexample) -> Counterexample | None:
     for reduce in (True, False):
         with applied(_known(found), EXPLORER):
             try:
-                return again(found, reduce)[0]
+                return again(found, reduce)
             except SavedError as error:
                 refused = error
     assert refused is not None

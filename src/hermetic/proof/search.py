@@ -5,6 +5,11 @@ level, with the contents of components that the other has not seen. Breadth firs
 path. The one thing to know: a state is remembered by a 64-bit fingerprint (Python's hash of a tuple of 64-bit content ids).
 Two states with one fingerprint would be taken for one: with n states the chance that this happened at all is below
 n * n / 2^62 (61 bits count), which every result states.
+
+There is a second search, `compiled.py`. This one takes every scope and every mutant (several pairs of workers, states without
+reductions, worlds that something was done to), needs no tables, and is short enough to be read; but it sees some 20,000 states
+a second. The other is ten times as fast and keeps states whole, for one pair of workers and the protocol as it is: without it
+the default scope would take hours. A test compares the two, state by state.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import contextlib
 import gc
 import marshal
 import multiprocessing
+import multiprocessing.connection
 import resource
 import tempfile
 import time
@@ -21,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +42,15 @@ from hermetic.proof.scopes import Scope
 from hermetic.proof.story import replayed, told, unended
 from hermetic.proof.world import World
 
+SAY_SECONDS = 1.0  # between two words of a process about the level that it is in
+
 Row = tuple[str, str, str]
 """Machine, state, event."""
 Progress = Callable[["Exploration"], None]
+
+
+class SearchError(RuntimeError):
+    """A process of the search was ended from outside; what it had seen is lost."""
 
 
 @dataclass
@@ -53,6 +66,9 @@ class Exploration:
     good: int = 0
     memory: int = 0  # bytes, of all processes
     complete: bool = False
+    ending: int = (
+        0  # states of which it is known already that a good end can be reached, while that is looked for
+    )
     rows: set[Row] = field(default_factory=set)  # of the machines' tables, that were taken
     violation: Counterexample | None = None
 
@@ -72,95 +88,113 @@ def explore(
     liveness: bool = True,
     progress: Progress | None = None,
 ) -> Exploration:
-    """Search the whole scope, or until a promise is broken, or `limit` states. The mutant must be applied by the caller:
-    processes are forked, and inherit it."""
+    """Search the whole scope, or until a promise is broken, or more than `limit` states. The mutant must be applied by the
+    caller: processes are forked, and inherit it. Raises SearchError."""
     began, result = time.monotonic(), Exploration(scope)
     with (
         tempfile.TemporaryDirectory(prefix="hermetic-prove-") as folder,
-        _workers(scope, processes, reduce, liveness, Path(folder)) as pipes,
+        _workers(scope, processes, reduce, liveness, Path(folder)) as workers,
     ):
+
+        def say(states: int, transitions: int) -> None:
+            result.states, result.transitions = states, transitions
+            result.seconds = time.monotonic() - began
+            if progress is not None:
+                progress(result)
+
         broken: list[tuple[str, str, Move, int]] = []
         while True:
-            for pipe in pipes:
-                pipe.send("level")
-            levels = [_answer(pipe) for pipe in pipes]
-            result.states = sum(x["states"] for x in levels)
-            result.transitions = sum(x["transitions"] for x in levels)
+            levels = _level(workers, say)
             result.local_steps = sum(x["steps"] for x in levels)
             result.good = sum(x["good"] for x in levels)
             result.memory = sum(x["memory"] for x in levels)
             result.rows = set().union(*(x["rows"] for x in levels))
-            result.seconds = time.monotonic() - began
+            say(sum(x["states"] for x in levels), sum(x["transitions"] for x in levels))
             broken = [x["broken"] for x in levels if x["broken"] is not None]
-            if progress is not None:
-                progress(result)
             if broken or not any(x["frontier"] for x in levels) or result.states > limit:
                 break
             result.depth += 1
         result.complete = not broken and not any(x["frontier"] for x in levels)
         if broken:
             kind, text, move, last = min(broken, key=repr)
-            path: list[int | Move] = [*_path(pipes, last), move]
-            result.violation = told(scope, mutant, kind, text, replayed(scope, path, reduce))
+            world = World(scope, reduce)
+            taken, _ = replayed(world, [*_path(workers, last), move])
+            result.violation = told(world, mutant, kind, text, taken)
         elif result.complete and liveness:
-            stuck = unreached(_arrays(pipes, Path(folder)))
+            stuck = unreached(_arrays(workers, Path(folder)))
             if stuck is not None:
-                there = _path(pipes, stuck)
-                world, state = _last(scope, there, reduce)
-                result.violation = unended(world, mutant, replayed(scope, there, reduce), state)
+                world = World(scope, reduce)
+                result.violation = unended(world, mutant, *replayed(world, _path(workers, stuck)))
         result.seconds = time.monotonic() - began
     return result
 
 
-def _last(scope: Scope, path: list[int], reduce: bool) -> tuple[World, State]:
-    world = World(scope, reduce)
-    *_, state = _states(world, path)
-    return world, state
+@dataclass(frozen=True)
+class _Worker:
+    """One searching process, as this one sees it."""
+
+    pipe: Connection
+    process: ForkProcess
+
+    def answer(self) -> Any:
+        """What it says next. Raises SearchError when it has ended."""
+        multiprocessing.connection.wait([self.pipe, self.process.sentinel])
+        if not self.pipe.poll():
+            self.process.join()
+            raise SearchError(
+                f"a searching process ended with {self.process.exitcode}; if it was killed (-9), for lack of memory?"
+            )
+        answer = self.pipe.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(f"a searching process ended: {answer}")
+        return answer
 
 
-def _states(world: World, path: list[Any]) -> Iterator[State]:
-    state = world.initial()
-    yield state
-    for step in path[1:]:
-        state = next(s for _, _, s in world.expand(state) if hash(s) & MASK == step)
-        yield state
+def _level(workers: list[_Worker], say: Callable[[int, int], None]) -> list[dict[str, Any]]:
+    """One level more: what each process has then. `say` is told on the way how many states and transitions there are."""
+    for worker in workers:
+        worker.pipe.send("level")
+    latest: dict[_Worker, dict[str, Any]] = {}
+    open_ = list(workers)
+    while open_:
+        ready = multiprocessing.connection.wait([x for w in open_ for x in (w.pipe, w.process.sentinel)])
+        for worker in [w for w in open_ if w.pipe in ready or w.process.sentinel in ready]:
+            latest[worker] = worker.answer()
+            if "frontier" in latest[worker]:
+                open_.remove(worker)
+        if open_ and len(latest) == len(workers):
+            say(sum(x["states"] for x in latest.values()), sum(x["transitions"] for x in latest.values()))
+    return [latest[worker] for worker in workers]
 
 
-def _answer(pipe: Connection) -> Any:
-    answer = pipe.recv()
-    if isinstance(answer, str):
-        raise RuntimeError(f"a searching process ended: {answer}")
-    return answer
-
-
-def _path(pipes: list[Connection], last: int) -> list[int]:
+def _path(workers: list[_Worker], last: int) -> list[int]:
     """Fingerprints from the initial state to `last`."""
     path = [last]
     while True:
-        pipe = pipes[path[-1] % len(pipes)]
-        pipe.send(("parent", path[-1]))
-        parent = _answer(pipe)["parent"]
+        worker = workers[path[-1] % len(workers)]
+        worker.pipe.send(("parent", path[-1]))
+        parent = worker.answer()["parent"]
         if parent == path[-1]:
             return path[::-1]
         path.append(parent)
 
 
-def _arrays(pipes: list[Connection], folder: Path) -> list[Path]:
-    for pipe in pipes:
-        pipe.send("arrays")
-    for pipe in pipes:
-        _answer(pipe)
+def _arrays(workers: list[_Worker], folder: Path) -> list[Path]:
+    for worker in workers:
+        worker.pipe.send("arrays")
+    for worker in workers:
+        worker.answer()
     return sorted(folder.glob("*.npz"))
 
 
 @contextlib.contextmanager
 def _workers(
     scope: Scope, processes: int, reduce: bool, liveness: bool, folder: Path
-) -> Iterator[list[Connection]]:
+) -> Iterator[list[_Worker]]:
     context = multiprocessing.get_context("fork")
     mains = [context.Pipe() for _ in range(processes)]
     sides = {(a, b): context.Pipe() for a in range(processes) for b in range(a + 1, processes)}
-    running = []
+    running: list[_Worker] = []
     for rank in range(processes):
         peers = {b: sides[a, b][0] for a, b in sides if a == rank} | {
             a: sides[a, b][1] for a, b in sides if b == rank
@@ -171,23 +205,23 @@ def _workers(
             daemon=True,
         )
         process.start()
-        running.append(process)
+        running.append(_Worker(mains[rank][0], process))
     try:
-        yield [ours for ours, _ in mains]
+        yield running
     finally:
-        for process in running:
-            process.kill()
-            process.join()
+        for worker in running:
+            worker.process.kill()
+            worker.process.join()
 
 
 def _serve(searcher: _Searcher, pipe: Connection, peers: dict[int, Connection], folder: Path) -> None:
-    Machine.observer = searcher
+    Machine.observer = searcher.taken
     gc.disable()  # what is made here stays, and has no cycles: walking it again and again is most of the time
     try:
         while True:
             match pipe.recv():
                 case "level":
-                    pipe.send(searcher.level(peers))
+                    pipe.send(searcher.level(peers, pipe.send))
                 case ("parent", fingerprint):
                     pipe.send({"parent": searcher.seen[fingerprint]})
                 case "arrays":
@@ -195,6 +229,19 @@ def _serve(searcher: _Searcher, pipe: Connection, peers: dict[int, Connection], 
                     pipe.send({})
     except Exception as error:  # noqa: BLE001  (told to the process that waits for the answer, which raises it)
         pipe.send(f"{error!r}\n{traceback.format_exc()}")
+
+
+class Rows:
+    """Which rows of the machines' tables are taken, for the observer of machines."""
+
+    def __init__(self) -> None:
+        self.rows: set[Row] = set()
+
+    def stepped(
+        self, machine: Machine[Any], event: str, args: tuple[Any, ...], before: Any, actions: list[Action]
+    ) -> None:
+        if (before, event) in machine.table:
+            self.rows.add((type(machine).__name__, before.name, event))
 
 
 class _Searcher:
@@ -210,27 +257,23 @@ class _Searcher:
         self.frontier: list[State] = []
         self.transitions = 0
         self.given: dict[int, set[int]] = {}  # by peer, ids whose contents it has
-        self.rows: set[Row] = set()
+        self.taken = Rows()
         start = self.world.initial()
         if (hash(start) & MASK) % processes == rank:
             self.seen[hash(start) & MASK] = hash(start) & MASK
             self.frontier = [start]
 
-    def stepped(
-        self, machine: Machine[Any], event: str, args: tuple[Any, ...], before: Any, actions: list[Action]
-    ) -> None:
-        """Which rows of the tables are taken, by the observer of machines."""
-        if (before, event) in machine.table:
-            self.rows.add((type(machine).__name__, before.name, event))
-
-    def level(self, peers: dict[int, Connection]) -> dict[str, Any]:
-        """Expand the frontier; hand over what is others'; take what is ours."""
+    def level(self, peers: dict[int, Connection], say: Callable[[dict[str, int]], None]) -> dict[str, Any]:
+        """Expand the frontier; hand over what is others'; take what is ours. `say` is told how far it is, now and then."""
         world, seen, rank, processes = self.world, self.seen, self.rank, self.processes
         order, sources, targets, liveness = self.order, self.sources, self.targets, self.liveness
         found: list[State] = []
         out: dict[int, dict[int, tuple[State, int]]] = {peer: {} for peer in peers}
-        broken = None
+        broken, said = None, time.monotonic()
         for state in self.frontier:
+            if time.monotonic() - said > SAY_SECONDS:
+                said = time.monotonic()
+                say({"states": len(seen), "transitions": self.transitions})
             fingerprint = hash(state) & MASK
             number = len(order)
             order.append(fingerprint)
@@ -278,7 +321,7 @@ class _Searcher:
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "frontier": len(found),
             "broken": broken,
-            "rows": self.rows,
+            "rows": self.taken.rows,
         }
 
     def _packed(self, peer: int, states: dict[int, tuple[State, int]]) -> bytes:
@@ -298,4 +341,4 @@ class _Searcher:
         )
 
 
-__all__ = ["Exploration", "explore"]
+__all__ = ["Exploration", "Progress", "Row", "Rows", "SearchError", "explore"]

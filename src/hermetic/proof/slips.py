@@ -105,8 +105,3 @@ def mutated(name: str) -> Mapping[str, Action]:
             now = [x for line in lines for x in (slip.now.splitlines() if line == slip.was else [line])]
             return {**ACTIONS, slip.action: replace(action, **{part: tuple(now)})}  # type: ignore[arg-type]
     raise ValueError(f"the slip {name} changes a line that {slip.action} does not have: {slip.was}")
-
-
-def abstract_mutants() -> tuple[str, ...]:
-    """The names that `prove_induction(mutant=)` takes."""
-    return tuple(SLIPS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from hermetic.kv.pool import Kind
 from hermetic.proof.codec import Data
+from hermetic.proof.draft import Draft
+from hermetic.proof.model import State
 from hermetic.proof.pages import name, shown
-from hermetic.proof.scopes import Scope
-from hermetic.proof.world import Broken, Draft, Move, State, World
+from hermetic.proof.world import World
 
 _MODES = {
     "flying": "is under way",
@@ -17,27 +18,9 @@ _MODES = {
 }
 
 
-def standing(scope: Scope, moves: Sequence[Move]) -> tuple[str, ...]:
-    """Where these moves lead, as far as nothing is broken."""
-    # A path that was found without reductions may need states that they would make one.
-    reached = max(
-        (_follow(World(scope, reduce), moves) for reduce in (True, False)), key=lambda found: found[2]
-    )
-    return tuple(_told(*reached[:2]))
-
-
-def _follow(world: World, moves: Sequence[Move]) -> tuple[World, State, int]:
-    """The state after as many of the moves as can be made, and how many that were."""
-    state = world.initial()
-    for number, move in enumerate(moves):
-        try:
-            following = [after for made, _, after in world.expand(state) if made == move]
-        except Broken:
-            return world, state, number
-        if not following:
-            return world, state, number
-        state = following[0]
-    return world, state, len(moves)
+def standing(world: World, state: State) -> tuple[str, ...]:
+    """A line for each half, slot, write and held page. The state is one of `world`'s own."""
+    return tuple(_told(world, state))
 
 
 def _told(world: World, state: State) -> Iterator[str]:

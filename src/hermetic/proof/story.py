@@ -8,21 +8,21 @@ from typing import Any
 
 import msgspec
 
-from hermetic.proof.codec import Data
-from hermetic.proof.model import MASK, Broken, Move, State
+from hermetic.proof.codec import Data, decode
+from hermetic.proof.model import GT, MASK, Broken, Move, State
 from hermetic.proof.pages import name
 from hermetic.proof.saved import Counterexample, SavedError, Step
 from hermetic.proof.scopes import Scope
 from hermetic.proof.snapshot import standing
+from hermetic.proof.words import DOES, DOUBT, FAILS, content
 from hermetic.proof.world import World, label
 
 Taken = tuple[Move, State]
 """A move, and the state in which it was made."""
 
 
-def replayed(scope: Scope, path: Sequence[int | Move], reduce: bool = True) -> list[Taken]:
-    """The moves along a path of fingerprints; a last element that is a move is the one that broke something."""
-    world = World(scope, reduce)
+def replayed(world: World, path: Sequence[int | Move]) -> tuple[list[Taken], State]:
+    """The moves along a path of fingerprints, and where they lead; a last element that is a move is the one that broke something."""
     state, taken = world.initial(), list[Taken]()
     for step in path[1:]:
         if not isinstance(step, int):
@@ -37,23 +37,28 @@ def replayed(scope: Scope, path: Sequence[int | Move], reduce: bool = True) -> l
             raise RuntimeError(
                 "a path of the search cannot be taken again; nothing that was found so far counts"
             )
-    return taken
+    return taken, state
 
 
-def told(scope: Scope, mutant: str, kind: str, text: str, taken: Sequence[Taken]) -> Counterexample:
-    moves = [move for move, _ in taken]
-    shows = standing(scope, moves if kind.startswith("L") else moves[:-1])
-    return Counterexample(kind, text, tuple(_steps(scope, taken)), _saved(scope), mutant, shows=shows)
+def told(
+    world: World, mutant: str, kind: str, text: str, taken: Sequence[Taken], end: State | None = None
+) -> Counterexample:
+    """`end`: what stands at the end of the chart; if none is given, the state before the last move. Its states are `world`'s."""
+    if end is None:
+        end = taken[-1][1] if taken else world.initial()
+    steps = tuple(msgspec.structs.replace(_told(world, *one), move=label(one[0])) for one in taken)
+    return Counterexample(kind, text, steps, _saved(world.scope), mutant, shows=standing(world, end))
 
 
 def unended(world: World, mutant: str, taken: Sequence[Taken], state: State) -> Counterexample:
     """For a state from which no good end can be reached, told on to where it stays for ever."""
     kind, text = unending(world, state)
-    return told(world.scope, mutant, kind, text, [*taken, *_to_where_it_stays(world, state)])
+    way, end = _to_where_it_stays(world, state)
+    return told(world, mutant, kind, text, [*taken, *way], end)
 
 
-def again(found: Counterexample, reduce: bool = True) -> tuple[Counterexample | None, str]:
-    """Take a saved path once more: what breaks now (None: nothing), and how far it went. Mutants are applied by the caller.
+def again(found: Counterexample, reduce: bool = True) -> Counterexample | None:
+    """Take a saved path once more: what breaks now, or None. Mutants are applied by the caller.
 
     Raises SavedError when it has no scope of the explorer, or a move that is not possible any more."""
     scope = scope_of(found)
@@ -65,8 +70,7 @@ def again(found: Counterexample, reduce: bool = True) -> tuple[Counterexample | 
         try:
             moves = world.expand(state)
         except Broken as broken:
-            taken.append((broken.move, state))
-            return told(scope, found.mutant, broken.kind, broken.text, taken), f"after {number} steps"
+            return told(world, found.mutant, broken.kind, broken.text, [*taken, (broken.move, state)])
         following = [(move, after) for move, _, after in moves if label(move) == step.move]
         if not following:
             raise SavedError(
@@ -75,8 +79,8 @@ def again(found: Counterexample, reduce: bool = True) -> tuple[Counterexample | 
         taken.append((following[0][0], state))
         state = following[0][1]
     if found.kind in ("L1", "L2") and not ends(world, state):
-        return told(scope, found.mutant, found.kind, found.text, taken), f"after {len(found.steps)} steps"
-    return None, f"after {len(found.steps)} steps nothing is wrong"
+        return told(world, found.mutant, found.kind, found.text, taken, state)
+    return None
 
 
 def ends(world: World, state: State) -> bool:
@@ -105,8 +109,8 @@ def _calmly(world: World, state: State) -> Iterator[State]:
         seen.update(frontier)
 
 
-def _to_where_it_stays(world: World, state: State) -> list[Taken]:
-    """The fewest calm moves to states that calm moves do not lead out of: one that stands still, or some that go round."""
+def _to_where_it_stays(world: World, state: State) -> tuple[list[Taken], State]:
+    """The fewest calm moves to a state that calm moves do not lead out of, or only to some that lead back; and that state."""
     paths: dict[State, list[Taken]] = {state: []}
     for here in _calmly(world, state):
         for move, calm, after in world.expand(here):
@@ -121,7 +125,8 @@ def _to_where_it_stays(world: World, state: State) -> list[Taken]:
             back.update(s for s, following in calm_moves.items() if not back.isdisjoint(following))
         away = [s for s in calm_moves if s not in back]
         if not away:
-            return min((paths[s] for s in back), key=len)
+            end = min(back, key=lambda s: len(paths[s]))
+            return paths[end], end
         stays = away[-1]
 
 
@@ -144,123 +149,76 @@ def scope_of(found: Counterexample) -> Scope:
 
 # ------------------------------------------------------------------------- in words
 
-
-def _steps(scope: Scope, taken: Sequence[Taken]) -> Iterator[Step]:
-    world = World(scope)
-    for move, state in taken:
-        yield msgspec.structs.replace(_told(world, move, state), move=label(move))
+_TO_A_WRITE = {
+    "damage": "is written, with a damaged byte",
+    "haunt": "is written, and its bytes will come once more",
+    "doubt": DOUBT,
+    "write fails": FAILS,
+    "ghost": "comes once more",
+}
 
 
 def _told(world: World, move: Move, state: State) -> Step:
     kind, *rest = move
-    first = rest[0] if rest else 0
-    if kind in ("lose", "double"):
-        what, t, message = rest
-        fate = "lost" if kind == "lose" else "twice"
-        return msgspec.structs.replace(_message(world, t, what, message), fate=fate)
-    if kind in ("up", "down"):
-        return _message(world, rest[0], kind, rest[1])
-    if kind in ("greet", "welcome", "fence", "silence", "crash"):
-        return _shared(world, move)
-    key = name(first) if isinstance(first, int) else ""
-    p, d = _lanes(world, state, first)
     match kind:
+        case "lose" | "double":
+            fate = "lost" if kind == "lose" else "twice"
+            return msgspec.structs.replace(_message(world, state, *rest), fate=fate)
+        case "up" | "down":
+            return _message(world, state, *move)
+        case "crash":
+            return Step("adversary", "its process ends; another begins", f"{rest[0]}-{rest[1]}")
+        case "greet" | "welcome" | "fence" | "silence":
+            return _session(world, kind, rest)
         case "begin":
-            return Step("gateway", "begins the attempt", key=key, detail=f"on pair {rest[1]}")
-        case "submit prefill":
-            return Step("gateway", "Submit", p, key)
-        case "submit decode":
-            return Step("gateway", "Submit", d, key)
-        case "cancel prefill":
-            return Step("gateway", "Cancel", p, key)
-        case "cancel decode":
-            return Step("gateway", "Cancel", d, key)
+            at = " and ".join(_lanes(world, rest[1]))
+            return Step("gateway", "begins the attempt", key=name(rest[0]), detail=f"at {at}")
+    key, (p, d) = name(rest[0]), _lanes(world, _pair(world, state, rest[0]))
+    match kind:
+        case "submit prefill" | "submit decode" | "cancel prefill" | "cancel decode":
+            what, _, half = kind.partition(" ")
+            return Step("gateway", what.capitalize(), p if half == "prefill" else d, key)
         case "abort":
             return Step("adversary", "the client leaves", "gateway", key)
-        case "start":
-            return Step(p, "takes its pages and starts", key=key)
-        case "compute":
-            return Step(p, "has computed the next page", key=key)
-        case "wrote" | "damage" | "haunt" | "doubt" | "write fails" | "ghost":
-            if kind == "wrote":
-                return Step(p, f"bytes of batch {rest[1]}", d, key)
-            fate = {
-                "damage": "is written, with a damaged byte",
-                "haunt": "is written, and its bytes will come once more",
-                "doubt": "ends in doubt: its bytes may still come",
-                "write fails": "fails, and has stopped",
-                "ghost": "comes once more",
-            }[kind]
-            return Step("adversary", f"batch {rest[1]} {fate}", d, key)
-        case "reserve":
-            return Step(d, "reserves its pages", key=key)
-        case "credit":
-            return Step(d, "gives it slots", key=key)
-        case "copy":
-            return Step(d, "copies a page out of its slot", key=key)
-        case "verify":
-            return Step(d, "hashes the page it copied to", key=key)
-        case "finish":
-            return Step(d, "has answered and lets its pages go", key=key)
-        case "overdue" | "early overdue":
-            who = d if kind == "overdue" else "adversary"
-            return Step(who, "the drain deadline passes", d if who != d else "", key)
-        case "nudge prefill":
-            return Step(p, "time passes: says again what may be lost", key=key)
-        case "nudge decode":
-            return Step(d, "time passes: says again what may be lost", key=key)
+        case "wrote":
+            return Step(p, f"bytes of batch {rest[1]}", d, key)
+        case "damage" | "haunt" | "doubt" | "write fails" | "ghost":
+            return Step("adversary", f"batch {rest[1]} {_TO_A_WRITE[kind]}", d, key)
+        case "start" | "compute":
+            return Step(p, DOES[kind], key=key)
+        case "reserve" | "credit" | "copy" | "verify" | "finish" | "overdue":
+            return Step(d, DOES[kind], key=key)
+        case "early overdue":
+            return Step("adversary", DOES["overdue"], d, key)
+        case "nudge prefill" | "nudge decode":
+            return Step(p if kind == "nudge prefill" else d, DOES["nudge"], key=key)
     return Step("adversary", str(kind), key=key)
 
 
-def _lanes(world: World, state: State, t: Any) -> tuple[str, str]:
-    pair = (
-        world.store.contents[state[6 * t + 2]][0]
-        if isinstance(t, int) and 6 * t + 2 < len(state) and state[6 * t + 2] in world.store.contents
-        else 0
-    )
-    pair = max(pair, 0)
-    return f"prefill-{pair // world.scope.decodes}", f"decode-{pair % world.scope.decodes}"
-
-
-def _shared(world: World, move: Move) -> Step:
-    kind, *rest = move
-    if kind == "crash":
-        return Step("adversary", "its process ends; another begins", f"{rest[0]}-{rest[1]}")
-    if kind == "silence":
-        return Step("adversary", f"{rest[0]} gives the session up", f"{rest[0]}-0")
-    pair = rest[0]
-    p, d = f"prefill-{pair // world.scope.decodes}", f"decode-{pair % world.scope.decodes}"
+def _session(world: World, kind: str, rest: Sequence[Any]) -> Step:
+    p, d = _lanes(world, rest[-1])
     match kind:
         case "greet":
             return Step(p, "Hello: a new session", d)
         case "welcome":
             return Step(d, "Welcome: another segment", p)
+        case "silence":
+            return Step("adversary", f"{rest[0]} gives the session up", p if rest[0] == "prefill" else d)
         case _:
             return Step(d, "fences the segment and makes another")
 
 
-def _message(world: World, t: int, way: str, message: Data) -> Step:
-    p, d = _lanes(world, (), t)
+def _message(world: World, state: State, way: str, t: int, message: Data) -> Step:
+    p, d = _lanes(world, _pair(world, state, t))
     actor, to = (d, p) if way == "down" else (p, d)
-    return Step(actor, message[1], to, name(t), _content(message))
+    return Step(actor, message[1], to, name(t), content(decode(message)))
 
 
-def _use(use: Data) -> str:
-    return f"slot {use[1]} use {use[2]}"
+def _pair(world: World, state: State, t: int) -> int:
+    """The pair that a ticket is on. Every move but `begin` is of one that is on a pair."""
+    pair: int = world.store.contents[state[6 * t + GT]][0]
+    return pair
 
 
-def _content(message: Data) -> str:
-    match message:
-        case ("M", "Credit", first, slots):
-            return f"from {first}: {', '.join(map(_use, slots[1:])) or 'none open'}"
-        case ("M", "Landed", sequence, pages):
-            return f"batch {sequence}: " + ", ".join(f"page {p} in {_use(u)}" for _, p, u in pages[1:])
-        case ("M", "Resend", page, use):
-            return f"page {page} into {_use(use)}"
-        case ("M", "Grant", tokens, pages):
-            return f"{tokens} tokens, {pages} pages"
-        case ("M", "Complete", tokens, pages, batches, _):
-            return f"{tokens} tokens, {pages} pages, {batches} batches"
-        case ("M", "Abort", code, _):
-            return code
-    return ""
+def _lanes(world: World, pair: int) -> tuple[str, str]:
+    return f"prefill-{pair // world.scope.decodes}", f"decode-{pair % world.scope.decodes}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -14,13 +15,20 @@ from hermetic.proof.parts import Parts
 from hermetic.proof.scopes import FAULTS, Scope
 
 
+def fits(scope: Scope) -> bool:
+    """Whether the compiled search has room for this scope."""
+    small = scope.slots <= k.MOST_SLOTS and scope.pages <= k.MOST_PAGES and max(scope.prompts) <= k.MAX_PAGES
+    return small and scope.prefills * scope.decodes == 1
+
+
 class Filled:
-    """The tables, filled as things turn out to be missing."""
+    """The tables, filled as things turn out to be missing. Raises ValueError for a scope that does not fit."""
 
     def __init__(self, scope: Scope, any_slot: bool = True) -> None:
-        if scope.slots > k.MOST_SLOTS or scope.pages > k.MOST_PAGES or max(scope.prompts) > k.MAX_PAGES:
+        if not fits(scope):
             raise ValueError(
-                f"the compiled search takes {k.MOST_SLOTS} slots, {k.MOST_PAGES} pages and prompts of {k.MAX_PAGES} pages at most"
+                f"the compiled search takes one pair of workers, {k.MOST_SLOTS} slots, {k.MOST_PAGES} pages and prompts of "
+                f"{k.MAX_PAGES} pages at most"
             )
         self.parts, self.scope = Parts(scope, any_slot), scope
         ranges = [range(scope.faults.get(f, 0) + 1) for f in FAULTS]
@@ -30,7 +38,6 @@ class Filled:
         self._close_budgets()
         self.made: dict[int, list[Made]] = {}  # by key of moves
         self.broken_together: dict[tuple[int, int, int], Broken] = {}
-        self.asked = 0
         capacity, keys = 1 << 12, 1 << 14
         turns = len(self.parts.turns)
         kinds = k.STRIKE + scope.slots * k.MAX_PAGES
@@ -147,10 +154,11 @@ class Filled:
             ghost_start=grown(t.ghost_start, -1), ghost_count=grown(t.ghost_count), shared=shared,
         )  # fmt: skip
 
-    def answer(self, missing: Any) -> None:
-        """Ask the world for these, and write what it says into the tables."""
-        for name in np.unique(missing).tolist():
-            self.asked += 1
+    def answer(self, missing: Any, say: Callable[[], None]) -> None:
+        """Ask the world for these, and write what it says into the tables. `say` is called again and again on the way."""
+        for asked, name in enumerate(np.unique(missing).tolist()):
+            if asked % 100 == 99:
+                say()
             kind, low = name >> 60, name & 0xFFFFFFFF
             if kind == k.IS_MOVES:
                 self._answer_moves(name, low, (name >> 32) & 0xFFFFFFF)
@@ -240,4 +248,4 @@ class Filled:
 
 assert tuple(SHARED) == k.KINDS
 
-__all__ = ["Filled"]
+__all__ = ["Filled", "fits"]

@@ -46,7 +46,7 @@ def walk(scope: Scope, seed: int, walks: int, mutant: str = "") -> tuple[Walks, 
                 moves = world.expand(state)
             except Broken as broken:
                 taken.append((broken.move, state))
-                result.violation = told(scope, mutant, broken.kind, broken.text, taken)
+                result.violation = told(world, mutant, broken.kind, broken.text, taken)
                 break
             if world.good(state) or not moves:
                 break

@@ -66,8 +66,6 @@ class Tally:
     transitions: int = 0
     actions: Counter[str] = field(default_factory=Counter)
     distinct: dict[Any, Abstractly] = field(default_factory=dict)
-    strays: int = 0
-    states: int = 0
     keep: bool = True  # one of each distinct step, for z3
 
     @contextlib.contextmanager
@@ -228,7 +226,6 @@ class Watched(Draft):
                     for place in sorted(is_so.keys() | there.keys(), key=repr):
                         if is_so[place] != there[place] and not _may_differ(name, place, after):
                             return f"{name}: {sorted(is_so[place])} is in {place}, not {sorted(there[place])}"
-                    self.refined.tally.strays += name == "lies" and is_so != there
                 case Facts():
                     if more := is_so - there:
                         return f"{name} holds for {min(more, key=repr)}, which no action has brought about"
@@ -305,7 +302,6 @@ class RefinedWorld(World):
     def expand(self, state: Ids) -> Any:
         if self._every:
             self._memo = {k: v for k, v in self._memo.items() if k[0] not in ("moves", "common", "crash")}
-        self.tally.states += 1
         return super().expand(state)
 
     def watch(self, key: Any, half: Callable[[], Any], event: str, args: tuple[Data, ...]) -> list[Took]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hermetic.proof.mutants.catch import TRIES, Catch, catch
 from hermetic.proof.mutants.patching import EXPLORER
-from hermetic.proof.mutants.registry import CATCHERS, INDUCTION, LAB, SIMULATOR, Mutant, find
+from hermetic.proof.mutants.registry import CATCHERS, INDUCTION, LAB, SEAL, SIMULATOR, Mutant, find
 
 Progress = Callable[[str], None]
 HEADER = ("mutant", "the fault", "explorer", "steps", "induction", "simulator", "seals, lab")
@@ -47,7 +47,7 @@ class Row:
             steps,
             self._cell(INDUCTION),
             self._simulator(),
-            "; ".join(x for x in (self._cell("seal"), self._cell(LAB)) if x),
+            "; ".join(x for x in (self._cell(SEAL), self._cell(LAB)) if x),
         )
 
     def _cell(self, by: str) -> str:
@@ -80,12 +80,6 @@ def table(
                 f"{result.mutant}: {result.by} {result.found or 'does not find it'} ({result.seconds:.1f} s)"
             )
     return list(rows.values())
-
-
-def quickest(mutant: Mutant) -> str:
-    """Who finds it soonest."""
-    order = (EXPLORER, INDUCTION, "seal", LAB, SIMULATOR)
-    return next(by for by in order if by in mutant.caught_by)
 
 
 def _wanted(rows: Iterable[Row], catchers: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -132,4 +126,4 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*head, *("| " + " | ".join(row.cells()) + " |" for row in rows)]) + "\n"
 
 
-__all__ = ["HEADER", "Row", "lines", "markdown", "quickest", "table"]
+__all__ = ["HEADER", "Row", "lines", "markdown", "table"]
