@@ -12,8 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import CHANGES, Lines, record, save
 
+from hermetic.handoff import records as r
 from hermetic.lab.tiny import make_tiny
+from hermetic.proof.chart import draw
 from hermetic.proof.conform import conform
+from hermetic.proof.conformance.half import short
+from hermetic.proof.conformance.recording import Recording
+from hermetic.proof.conformance.telling import steps
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,42 @@ def test_a_change_that_matters_is_found_and_named(good: Lines, scratch: Path, na
     assert re.search(said, f"{found.violation.text}; {found.allowed}"), (found.violation.text, found.allowed)
     assert 1 <= found.line <= len(made)
     assert found.violation.steps[-1].move == f"line {found.line}"
+
+
+def test_what_is_wrong_is_drawn_in_the_protocols_words(good: Lines, scratch: Path) -> None:
+    made = copy.deepcopy(good)
+    CHANGES["one use of a slot is written twice"][0](made, random.Random(1))
+    violation = conform(save(made, scratch)).violation
+    assert violation is not None
+    told = [(s.actor, s.what, s.to) for s in violation.steps]
+    for step in (
+        ("decode", "reserves its pages", ""),
+        ("gateway", "Submit", "prefill"),
+        ("decode", "Grant", "prefill"),
+        ("prefill", "Started", "decode"),
+        ("decode", "gives it slots", ""),
+        ("decode", "Credit", "prefill"),
+    ):
+        assert step in told, told
+    assert re.search(r"begins batch \d+: page \d+ -> slot \d use \d+", violation.steps[-1].detail)
+    chart = draw(violation)
+    assert "{" not in chart
+    assert '"' not in chart
+
+
+def test_every_record_of_a_ticket_has_words(good: Lines, scratch: Path) -> None:
+    """Whatever a story consists of: each is told, whose it is, and nothing is told as it stands in the file."""
+    recording = Recording(save(good, scratch))
+    names = {p: header.worker for p, header in recording.headers.items()}
+    prefill, decode = sorted(names, key=names.__getitem__, reverse=True)
+    lines = sorted(line for p in names for line in recording.lines(p))
+    keys = {line.record.key for line in lines if isinstance(line.record, r.Begin)}
+    assert len(keys) == 6
+    for key in keys:
+        told = list(steps(lines, key, (prefill, decode), names))
+        assert {step.actor for step in told} == {"gateway", "prefill", "decode"}
+        assert {step.key for step in told} == {short(key)}
+        assert not [step for step in told if "{" in step.what + step.detail or not step.what]
 
 
 @settings(max_examples=20)

@@ -36,6 +36,7 @@ PROMISES = {
     "conformance": "the recording is not a behaviour of the protocol",
     "handoff": "product code raised",
 }
+_FOUND = {"conformance": "found in a recording"}
 _FATES = {"lost": " (lost)", "twice": " (will arrive twice)", "late": " (late)"}
 _NO_LANES = ("network", "adversary")
 
@@ -85,7 +86,7 @@ def _origin(found: Counterexample) -> str:
         ", ".join(f"{name} {_value(value)}" for name, value in each.items()) for each in (numbers, faults)
     ]
     parts = [
-        ", ".join(x for x in (f"found by the {found.source}", scope) if x),
+        ", ".join(x for x in (_FOUND.get(found.source, f"found by the {found.source}"), scope) if x),
         told[0],
         f"faults: {told[1]}" if faults else "",
         "" if found.seed is None else f"seed {found.seed}",

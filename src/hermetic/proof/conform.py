@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from hermetic.handoff import decode, prefill
-from hermetic.handoff import records as r
 from hermetic.proof.conformance.follow import Follower
-from hermetic.proof.conformance.recording import Line, Recording, TraceError
+from hermetic.proof.conformance.recording import Recording, TraceError
+from hermetic.proof.conformance.telling import steps
 from hermetic.proof.conformance.tickets import Violation
-from hermetic.proof.saved import Counterexample, Step
+from hermetic.proof.saved import Counterexample
 
 ROWS = frozenset(
     (who, state.name, event)
@@ -49,7 +47,6 @@ class Conformance:
     violation: Counterexample | None = None
     line: int = 0  # of the violation
     allowed: str = ""  # what the protocol allows there
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def conforms(self) -> bool:
@@ -117,31 +114,17 @@ def conform(path: Path, *, alone: bool = False, lab: bool = False) -> Conformanc
 
 
 def _counterexample(path: Path, found: Violation, names: Mapping[str, str]) -> Counterexample:
-    story = found.story
-    if not story or story[-1].number != found.line.number:
-        story = [*story, found.line]
+    line, ticket = found.line, found.ticket
+    story = list(ticket.story or ()) if ticket is not None else []
+    if not story or story[-1].number != line.number:
+        story.append(line)
+    key, *pair = ticket.name if ticket is not None else (getattr(line.record, "key", ""), line.record.p, "")
     return Counterexample(
         kind="conformance",
         text=found.text,
-        steps=tuple(_step(line, names) for line in story),
-        scope={"file": str(path), "line": found.line.number},
+        steps=tuple(steps(story, key, (pair[0], pair[1]), names)),
+        scope={"file": str(path), "line": line.number},
         source="conformance",
-    )
-
-
-def _step(line: Line, names: Mapping[str, str]) -> Step:
-    number, record = line
-    raw = msgspec.to_builtins(record)
-    key = str(raw.pop("key", ""))
-    for name in ("k", "p", "peer"):
-        raw.pop(name, None)
-    what = record.e if isinstance(record, r.Step) else type(record).__name__
-    return Step(
-        actor=names[record.p],
-        what=what,
-        key=key,
-        detail=msgspec.json.encode(raw).decode(),
-        move=f"line {number}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermetic.handoff import messages as m
 from hermetic.handoff import records as r
-from hermetic.handoff.decode import OPEN, TABLE, WINDOW, State
+from hermetic.handoff.decode import OPEN, TABLE, State
 from hermetic.handoff.messages import HandoffMessage
 from hermetic.proof.conformance.half import Half, Party, args_of, rows_by_name
 from hermetic.proof.conformance.ledger import Broken, SlotBook, demand
@@ -270,4 +270,4 @@ class DecodeHalf(Half):
             )
 
 
-__all__ = ["WINDOW", "DecodeHalf"]
+__all__ = ["DecodeHalf"]

@@ -9,6 +9,7 @@ about it, and after LATE_KEPT others that as well.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from typing import TypeVar
 
 from hermetic.handoff import messages as m
 from hermetic.handoff import records as r
@@ -21,6 +22,7 @@ from hermetic.proof.conformance.ledger import Broken, SlotBook
 from hermetic.proof.conformance.recording import Line, Recording, TraceError
 from hermetic.proof.conformance.tickets import Name, Reader, Ticket, Violation, name_of
 
+H = TypeVar("H", bound=Half)
 LATE_KEPT = 65536  # tickets of which late messages are still recognised; a worker remembers as many
 WAITING_KEPT = 2048  # tickets that are over on one side and may still begin on the other
 
@@ -42,6 +44,7 @@ class Follower:
         self.abstract = None if alone else Abstract()
         self.unfollowed = 0  # tickets of which a killed process had a part
         self.records = self.seen = self.dropped = self.from_killed = 0
+        self._about: Ticket | None = None  # whose the record is that is being applied
 
     # -------------------------------------------------------------------- the order
 
@@ -63,13 +66,12 @@ class Follower:
     def _take(self, p: str, line: Line) -> None:
         self.records += 1
         if self.readers[p].ended:
-            raise Violation(line, self.parties[p], "a record after the end of its process", "nothing", [])
+            raise Violation(line, "a record after the end of its process", "nothing", None)
+        self._about = None
         try:
             self._apply(self.parties[p], line)
         except Broken as broken:
-            raise Violation(
-                line, self.parties[p], broken.text, broken.allowed, self._story(line.record)
-            ) from broken
+            raise Violation(line, broken.text, broken.allowed, self._about) from broken
 
     def _why_stuck(self, stuck: list[tuple[Line, str]]) -> Violation:
         """Of those that wait, one whose other half has nothing more to say; else the first in the file."""
@@ -81,7 +83,7 @@ class Follower:
         line, p = min(stuck, key=hopeless)
         why = self._waits_for(p, line.record)
         assert why is not None
-        return Violation(line, self.parties[p], *why, self._story(line.record))
+        return Violation(line, *why, self.parties[p].here.get(getattr(line.record, "key", "")))
 
     def _peer_of(self, p: str, record: r.Record) -> str | None:
         match record:
@@ -167,15 +169,15 @@ class Follower:
             case r.SlotsChanged():
                 self._slots(party, record)
             case r.Write(key=key):
-                self._prefill(party, key, line).write(record)
+                self._its(party, key, line, PrefillHalf, "write").write(record)
             case r.Written(key=key):
-                self._prefill(party, key, line).written(record)
+                self._its(party, key, line, PrefillHalf, "write").written(record)
             case r.Copying(pages=pages):
                 for key, page, q, slot, use in pages:
-                    self._decode(party, key, line).copying(page, q, (slot, use))
+                    self._its(party, key, line, DecodeHalf, "copy").copying(page, q, (slot, use))
             case r.Verified(pages=pages):
                 for key, page, q, good in pages:
-                    self._decode(party, key, line).checks(page, q, good)
+                    self._its(party, key, line, DecodeHalf, "copy").checks(page, q, good)
                     if self.abstract is not None and not party.here[key].blind:
                         self.abstract.checked(party.here[key].name, page, q, good, party.pooled)
             case r.Begin():
@@ -256,7 +258,7 @@ class Follower:
                 f"a machine begins for {key}, which has been here", "each attempt once (it had ended here)"
             )
         party.here[key], party.owners[short(key)] = ticket, key
-        ticket.tell(line)
+        self._tell(ticket, line)
         if party.info.role == "prefill":
             ticket.prefill = PrefillHalf(key, party, peer)
             if self.abstract is not None:
@@ -275,7 +277,7 @@ class Follower:
         half = self._half(party, ticket)
         if ticket is None or half is None:
             raise Broken(f"{step.e} of a machine that is not here", "steps between its beginning and its end")
-        ticket.tell(line)
+        self._tell(ticket, line)
         flight = half.flights.get(step.a[0]) if isinstance(half, PrefillHalf) and step.e == "wrote" else None  # type: ignore[arg-type]
         sent = half.step(step, self.rows)
         if self.abstract is not None and not ticket.blind:
@@ -322,7 +324,7 @@ class Follower:
 
     def _unknown(self, party: Party, record: r.Unknown) -> None:
         name = name_of(party, record.key, record.peer)
-        ticket = self.tickets.get(name) or self.late.get(name)
+        ticket = self._about = self.tickets.get(name) or self.late.get(name)
         if ticket is not None and self._half(party, ticket) is not None:
             raise Broken(
                 f"{_text(record.m)} for a ticket that is here counts as unknown", "giving it to its machine"
@@ -342,6 +344,7 @@ class Follower:
 
     def _pages(self, party: Party, change: r.PagesChanged) -> None:
         ticket: Ticket | None = party.here.get(party.owners.get(change.owner, ""))
+        self._about = ticket
         half = self._half(party, ticket)
         if change.what == "drop" and half is not None:
             half.gives_up(change)
@@ -373,25 +376,19 @@ class Follower:
         half: Half | None = ticket.prefill if party.info.role == "prefill" else ticket.decode
         return half if half is not None and half.party is party else None
 
-    def _prefill(self, party: Party, key: str, line: Line) -> PrefillHalf:
+    def _its(self, party: Party, key: str, line: Line, kind: type[H], what: str) -> H:
+        """The half that this line is about. Raises Broken when it is not here."""
         ticket: Ticket | None = party.here.get(key)
         half = self._half(party, ticket)
-        if ticket is None or not isinstance(half, PrefillHalf):
-            raise Broken(f"a write for {key}, which is not here", "writes of tickets that are")
-        ticket.tell(line)
+        if ticket is None or not isinstance(half, kind):
+            raise Broken(f"a {what} for {key}, which is not here", "that for tickets that are")
+        self._tell(ticket, line)
         return half
 
-    def _decode(self, party: Party, key: str, line: Line) -> DecodeHalf:
-        ticket: Ticket | None = party.here.get(key)
-        half = self._half(party, ticket)
-        if ticket is None or not isinstance(half, DecodeHalf):
-            raise Broken(f"a copy for {key}, which is not here", "copies of tickets that are")
+    def _tell(self, ticket: Ticket, line: Line) -> None:
+        """This line is about this ticket."""
         ticket.tell(line)
-        return half
-
-    def _story(self, record: r.Record) -> list[Line]:
-        ticket: Ticket | None = self.parties[record.p].here.get(getattr(record, "key", ""))
-        return list(ticket.story or ()) if ticket is not None else []
+        self._about = ticket
 
 
 def _text(message: HandoffMessage) -> str:

@@ -34,7 +34,8 @@ class Ticket:
     def tell(self, line: Line) -> None:
         if self.story is None:
             self.story = deque(maxlen=STORY)
-        self.story.append(line)
+        if not self.story or self.story[-1].number != line.number:
+            self.story.append(line)
 
     @property
     def over(self) -> bool:
@@ -56,11 +57,11 @@ class Reader:
 
 
 class Violation(Exception):
-    """The first record that no behaviour of the protocol has."""
+    """The first record that no behaviour of the protocol has. `ticket`: whose it is, where that is known."""
 
-    def __init__(self, line: Line, party: Party, text: str, allowed: str, story: list[Line]) -> None:
+    def __init__(self, line: Line, text: str, allowed: str, ticket: Ticket | None) -> None:
         super().__init__(text)
-        self.line, self.party, self.text, self.allowed, self.story = line, party, text, allowed, story
+        self.line, self.text, self.allowed, self.ticket = line, text, allowed, ticket
 
 
 def name_of(party: Party, key: str, peer: str) -> Name:
