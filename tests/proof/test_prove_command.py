@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from hermetic import cli
-from hermetic.proof import prove
+from hermetic.proof import diagram, prove, refinement, report, search
 from hermetic.proof.options import ProveError, ProveOptions, Sizes, parts_of
-from hermetic.proof.saved import load
+from hermetic.proof.saved import SAVED, load
 from hermetic.proof.scopes import FAULTS, SCOPES, Scope
 from hermetic.proof.search import explore
 from hermetic.proof.simulation import command as simulation
@@ -73,12 +79,20 @@ def test_a_counterexample_is_saved_and_fails_again_when_it_is_replayed(
     assert "played again: it still fails" in capsys.readouterr().out
 
 
-def test_a_counterexample_whose_fault_was_mended_no_longer_fails(
-    found: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("mutant", "code", "says"),
+    [
+        ("", 0, "nothing is wrong now"),
+        ("gone", 2, "there is no mutant 'gone'; there are: reject-becomes-placeholder"),
+    ],
+    ids=["mended", "gone"],
+)
+def test_a_replay_puts_in_the_fault_that_its_file_names_or_none(
+    found: Path, capsys: pytest.CaptureFixture[str], mutant: str, code: int, says: str
 ) -> None:
-    msgspec.structs.replace(load(found), mutant="").save(found)
-    assert prove.main(ProveOptions(replay=found)) == 0
-    assert "nothing is wrong now" in capsys.readouterr().out
+    msgspec.structs.replace(load(found), mutant=mutant).save(found)
+    assert prove.main(ProveOptions(replay=found)) == code
+    assert says in "".join(capsys.readouterr())
 
 
 def test_a_replay_names_the_step_that_is_not_possible_any_more(
@@ -91,14 +105,6 @@ def test_a_replay_names_the_step_that_is_not_possible_any_more(
     error = capsys.readouterr().err
     assert "step 3, ('fly', 0), cannot be taken" in error
     assert str(found) in error
-
-
-def test_a_replay_without_its_mutant_is_refused_and_the_known_ones_are_listed(
-    found: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    msgspec.structs.replace(load(found), mutant="gone").save(found)
-    assert prove.main(ProveOptions(replay=found)) == 2
-    assert "there is no mutant 'gone'; there are: reject-becomes-placeholder" in capsys.readouterr().err
 
 
 def test_the_printed_test_fails_as_long_as_the_fault_is_there(
@@ -146,6 +152,77 @@ def test_what_cannot_be_run_is_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_searched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("_searched", "_conform", "_mutant", "growing"):
+        monkeypatch.setattr(prove, name, mock.Mock(side_effect=AssertionError(f"{name} has begun")))
+    nowhere = tmp_path / "nowhere" / "found.json"
+    for options in (HOLDS, ProveOptions(conform=nowhere), ProveOptions(mutant="double-close")):
+        assert prove.main(replace(options, json=nowhere)) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err == f"error: {nowhere} cannot be written: No such file or directory\n"
+    monkeypatch.setattr(diagram, "DOCS", nowhere)
+    assert prove.main(ProveOptions(growth=True, write_docs=True)) == 2
+    assert capsys.readouterr().err.startswith("error: --write-docs: [Errno 2] No such file")
+
+
+def test_a_counterexample_that_cannot_be_saved_is_drawn_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SAVED).mkdir()
+    options = ProveOptions(scope="small", sizes=TINY, mutant="release-at-abort", processes=1)
+    assert prove.main(options) == 2
+    said = capsys.readouterr()
+    assert "adversary: the client leaves" in said.out
+    assert "a counterexample was found (I3, no early reuse: " in said.err
+    assert f"{SAVED} cannot be written" in said.err
+
+
+def test_a_searching_process_that_is_killed_is_said_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(self: Any, *_: object) -> None:
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+
+    monkeypatch.setattr(search._Searcher, "level", killed)
+    assert prove.main(replace(HOLDS, processes=2)) == 2
+    assert capsys.readouterr().err.startswith("error: a searching process ended with -9")
+
+
+def test_sizes_for_which_the_compiled_search_has_no_room_are_searched_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = replace(TINY, pages=16, faults=NONE)
+    assert prove.main(ProveOptions(sizes=sizes, induction=False, processes=1)) == 0
+    assert "every state seen" in capsys.readouterr().out
+
+
+def test_progress_of_the_refinement_is_said_while_its_parts_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enough, said = Event(), list[str]()
+
+    def say(_: object, text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            enough.set()
+
+    def refined(part: Scope, states: int) -> refinement.Refinement:
+        assert enough.wait(20.0), "nothing was said of it while it ran"
+        return refinement.Refinement()
+
+    monkeypatch.setattr(prove, "ProcessPoolExecutor", lambda number, _: ThreadPoolExecutor(number))
+    monkeypatch.setattr(refinement, "refine", refined)
+    monkeypatch.setattr(report.Progress, "say", say)
+    assert prove._refinement(HOLDS, {}) is None
+    assert all(text.startswith("refinement: 0 of 4 parts are done, ") for text in said[:3])
 
 
 def test_a_scope_keeps_its_parts_unless_a_size_is_changed() -> None:

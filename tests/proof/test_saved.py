@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from hermetic.proof.conform import TraceError, conform
 from hermetic.proof.replay import as_test, replay
-from hermetic.proof.saved import SOURCES, Counterexample, SavedError, Step, load
+from hermetic.proof.saved import SOURCES, Counterexample, SavedError, Step, check_place, load
 from hermetic.proof.story import scope_of
 
 FOUND = Counterexample(
@@ -140,9 +143,35 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load(tmp_path / "gone.json")
 
 
-def test_a_place_that_cannot_be_written_is_named_and_nothing_is_left_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", [FOUND.save, check_place], ids=["saved", "asked before"])
+def test_a_place_that_cannot_be_written_is_named_and_nothing_is_left_there(
+    tmp_path: Path, ask: Callable[[Path], None]
+) -> None:
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(SavedError, match=r"folder\.json cannot be written: Is a directory"):
-        FOUND.save(tmp_path / "folder.json")
-    with pytest.raises(SavedError, match=r"found\.json cannot be written: No such file"):
-        FOUND.save(tmp_path / "nowhere" / "found.json")
+    for path, why in (
+        (tmp_path / "folder.json", "it is no file"),
+        (Path("/"), "it is no file"),
+        (tmp_path / "nowhere" / "found.json", "No such file or directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with pytest.raises(SavedError, match=f"^{re.escape(str(path))} cannot be written: {why}$"):
+            ask(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "found.json"
+    os.mkfifo(pipe)
+    with pytest.raises(SavedError, match="it is no file"):
+        FOUND.save(pipe)
+    assert pipe.is_fifo()
+
+
+def test_to_ask_whether_a_place_can_be_written_changes_nothing_there(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    check_place(path)
+    assert not list(tmp_path.iterdir())
+    FOUND.save(path)
+    check_place(path)
+    assert load(path) == FOUND
+    assert list(tmp_path.iterdir()) == [path]

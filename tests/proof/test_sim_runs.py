@@ -145,6 +145,8 @@ def test_the_command_says_what_happened(capsys: pytest.CaptureFixture[str]) -> N
         (SimulateOptions(transport="mooncake"), "go together"),
         (SimulateOptions(seeds=2, trace="x"), "one seed"),
         (SimulateOptions(rates=Rates(loss=-1.0)), "--loss"),
+        (SimulateOptions(json="/nowhere/found.json"), "/nowhere/found.json cannot be written"),
+        (SimulateOptions(transport="mooncake", wall_clock=True, json="x"), "without --wall-clock"),
     ],
 )
 def test_what_cannot_be_run_is_refused(

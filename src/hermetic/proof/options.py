@@ -28,16 +28,7 @@ class Sizes:
     faults: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def __bool__(self) -> bool:
-        numbers = (
-            self.requests,
-            self.prompt_pages,
-            self.pages,
-            self.slots,
-            self.prefills,
-            self.decodes,
-            self.at_most,
-        )
-        return bool(self.faults) or any(number is not None for number in numbers)
+        return self != Sizes()
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,15 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from hermetic.proof import report
 from hermetic.proof.chart import draw
 from hermetic.proof.options import ProveError, ProveOptions, Sizes, parts_of
-from hermetic.proof.saved import SAVED, Counterexample, SavedError, load
-from hermetic.proof.scopes import Scope
+from hermetic.proof.saved import SAVED, Counterexample, SavedError, check_place, load, put
+from hermetic.proof.scopes import FAULTS, Scope
 
 if TYPE_CHECKING:
     from hermetic.proof.search import Exploration
@@ -33,10 +31,11 @@ def main(options: ProveOptions) -> int:
     """The exit code. Everything that a person has to mend is one line on standard error."""
     from hermetic.proof.conformance.recording import TraceError
     from hermetic.proof.mutants.patching import MutantError
+    from hermetic.proof.search import SearchError
 
     try:
         return _chosen(options)
-    except (ProveError, SavedError, MutantError, TraceError) as error:
+    except (ProveError, SavedError, SearchError, MutantError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -56,6 +55,7 @@ def _chosen(options: ProveOptions) -> int:
         raise ProveError("--as-test is for a saved counterexample: --replay FILE --as-test")
     if options.write_docs and not (options.mutants or options.growth):
         raise ProveError("--write-docs writes a table into docs/proof.md: give --mutants or --growth with it")
+    _check_outputs(options)
     if options.replay is not None:
         return _replay(options, options.replay)
     if options.conform is not None:
@@ -66,6 +66,19 @@ def _chosen(options: ProveOptions) -> int:
         return _growth(options)
     parts = parts_of(options.scope, options.sizes)
     return _mutant(options, parts) if options.mutant else _prove(options, parts)
+
+
+def _check_outputs(options: ProveOptions) -> None:
+    """What cannot be written is said before minutes of search, not after them."""
+    if options.json is not None:
+        check_place(options.json)
+    if options.write_docs:
+        from hermetic.proof.diagram import DOCS, between
+
+        try:
+            between("mutants" if options.mutants else "growth", DOCS.read_text())
+        except (OSError, ValueError) as error:
+            raise ProveError(f"--write-docs: {error}") from error
 
 
 # ------------------------------------------------------------------- everything about a scope
@@ -91,7 +104,7 @@ def _prove(options: ProveOptions, parts: Sequence[Scope]) -> int:
         print()
     result |= {"holds": True, "seconds": round(time.monotonic() - began, 1)}
     if options.json is not None:
-        _write(options.json, result)
+        put(options.json, result)
     left_out = "" if options.induction else "; the induction was left out (--no-induction)"
     held = (
         "nothing was met that does not hold (walks, not a search)"
@@ -139,15 +152,17 @@ def _searched(options: ProveOptions, part: Scope, result: dict[str, Any]) -> Cou
 
 
 def _explored(options: ProveOptions, part: Scope, say: Callable[[Exploration], None]) -> Exploration:
-    """The compiled search where it pays for being compiled; what runs a mutant, or is small, is searched as it stands."""
-    if options.scope == "small" or options.mutant or part.prefills * part.decodes > 1:
-        from hermetic.proof.search import explore
+    """The compiled search where it pays for being compiled; the plain one for what is small, runs a mutant or does not fit it."""
+    if options.scope != "small" and not options.mutant:
+        from hermetic.proof.compiled import explore_exactly
+        from hermetic.proof.tables import fits
 
-        reduce = not options.mutant  # reductions are argued for the protocol as it is
-        return explore(part, processes=options.processes, mutant=options.mutant, reduce=reduce, progress=say)
-    from hermetic.proof.compiled import explore_exactly
+        if fits(part):
+            return explore_exactly(part, threads=options.processes, progress=say)
+    from hermetic.proof.search import explore
 
-    return explore_exactly(part, threads=options.processes, progress=say)
+    reduce = not options.mutant  # reductions are argued for the protocol as it is
+    return explore(part, processes=options.processes, mutant=options.mutant, reduce=reduce, progress=say)
 
 
 def _refinement(options: ProveOptions, result: dict[str, Any]) -> Counterexample | None:
@@ -160,9 +175,13 @@ def _refinement(options: ProveOptions, result: dict[str, Any]) -> Counterexample
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(options.processes, len(parts)), context) as pool:
         jobs = [pool.submit(refine, part, states=REFINED[options.scope]) for part in parts]
-        for number, job in enumerate(jobs):
-            progress.say(f"refinement: {number} of {len(jobs)} parts are done")
-            found.parts += job.result().parts
+        while not all(job.done() for job in jobs):
+            done = sum(job.done() for job in jobs)
+            progress.say(
+                f"refinement: {done} of {len(jobs)} parts are done, {time.monotonic() - began:.0f} s"
+            )
+            wait(jobs, timeout=1.0)
+        found.parts = [part for job in jobs for part in job.result().parts]
     progress.clear()
     found.seconds = time.monotonic() - began
     print(*(line for text in found.lines() for line in report.wrapped(f"  {text}")), sep="\n")
@@ -188,15 +207,8 @@ def _induction(options: ProveOptions, result: dict[str, Any]) -> Counterexample 
 
 
 def _fails(options: ProveOptions, found: Counterexample) -> int:
-    print(*report.failed(found, options.json or Path(SAVED), options.full), sep="\n")
+    report.show(found, options.json or Path(SAVED), options.full)
     return 1
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    except OSError as error:
-        raise ProveError(f"{path} cannot be written: {error.strerror}") from error
 
 
 # ------------------------------------------------------------------- what somebody has already
@@ -234,7 +246,7 @@ def _conform(options: ProveOptions, path: Path) -> int:
     found = conform(path)
     print(*found.lines(), sep="\n")
     if found.violation is not None:
-        print(*report.failed(found.violation, options.json or Path(SAVED), options.full), sep="\n")
+        _fails(options, found.violation)
     return found.exit_code
 
 
@@ -266,7 +278,7 @@ def _mutant(options: ProveOptions, parts: Sequence[Scope]) -> int:
         if found.counterexample is not None and (first is None or first.source == "induction"):
             first = found.counterexample
     if first is not None:
-        print(*report.failed(first, options.json or Path(SAVED), options.full), sep="\n")
+        _fails(options, first)
     print(f"\ncaught by {caught} of {caught + missed} that have to")
     return 1 if caught else 0
 
@@ -305,8 +317,15 @@ def _growth(options: ProveOptions) -> int:
     from hermetic.proof.search import explore
 
     rows = []
+    progress = report.Progress()
     for name, scope in growing():
-        found = explore(scope, processes=options.processes, liveness=False)
+        found = explore(
+            scope,
+            processes=options.processes,
+            liveness=False,
+            progress=lambda e: progress.say(report.searching(e)),
+        )
+        progress.clear()
         if found.violation is not None:
             return _fails(options, found.violation)
         rows.append(
@@ -324,28 +343,23 @@ def _growth(options: ProveOptions) -> int:
 
 def growing() -> list[tuple[str, Scope]]:
     """One request on one page without faults, and then each bound by itself made larger."""
-    calm = ("one request, no fault", Scope("calm", (1,), 1, 1))
-    found = [
-        calm,
+    six = dict.fromkeys(FAULTS[:6], 1)
+    return [
+        ("one request, no fault", Scope("calm", (1,), 1, 1)),
         ("prompt of 2 pages", Scope("calm", (2,), 2, 1)),
         ("prompt of 3 pages", Scope("calm", (3,), 3, 1)),
-    ]
-    found.append(("2 pages, 2 slots", Scope("calm", (2,), 2, 2)))
-    found += [
-        (f"{fault} 1", Scope(fault, (1,), 1, 1, {fault: 1}))
-        for fault in ("crash", "abort", "loss", "duplicate", "late")
-    ]
-    found += [("deadline and abort 1", Scope("deadline", (1,), 1, 1, {"abort": 1, "deadline": 1}))]
-    six = dict.fromkeys(("crash", "abort", "loss", "duplicate", "late", "deadline"), 1)
-    found += [(f"all six, at most {n}", Scope("six", (1,), 1, 1, six, at_most=n)) for n in (1, 2, 3, 6)]
-    found += [(f"{n} requests, no fault", Scope("requests", (1,) * n, 1, 1)) for n in (2, 3)]
-    found += [
+        ("2 pages, 2 slots", Scope("calm", (2,), 2, 2)),
+        *((f"{fault} 1", Scope(fault, (1,), 1, 1, {fault: 1})) for fault in FAULTS[:5]),
+        ("deadline and abort 1", Scope("deadline", (1,), 1, 1, {"abort": 1, "deadline": 1})),
+        *((f"all six, at most {n}", Scope("six", (1,), 1, 1, six, at_most=n)) for n in (1, 2, 3, 6)),
+        *((f"{n} requests, no fault", Scope("requests", (1,) * n, 1, 1)) for n in (2, 3)),
         ("2 requests, 2 pages", Scope("requests", (1, 1), 2, 1)),
         ("2 requests, 2 pages, 2 slots", Scope("requests", (1, 1), 2, 2)),
-        ("2 requests, 1 page, all six, at most 1", Scope("requests", (1, 1), 1, 1, six, at_most=1)),
-        ("2 requests, 1 page, all six, at most 2", Scope("requests", (1, 1), 1, 1, six, at_most=2)),
+        *(
+            (f"2 requests, 1 page, all six, at most {n}", Scope("requests", (1, 1), 1, 1, six, at_most=n))
+            for n in (1, 2)
+        ),
     ]
-    return found
 
 
 __all__ = ["growing", "main"]

@@ -8,12 +8,15 @@ import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermetic.proof.chart import WIDTH, draw, promise
 from hermetic.proof.saved import Counterexample, SavedError
 from hermetic.proof.scopes import FAULTS, WHAT, Scope
-from hermetic.proof.search import Exploration
-from hermetic.proof.walks import Walks
+
+if TYPE_CHECKING:
+    from hermetic.proof.search import Exploration
+    from hermetic.proof.walks import Walks
 
 CHECKED = "I1-I6 in every state; from every state a good end can be reached by fair delivery (L1, L2)"
 
@@ -43,6 +46,8 @@ def width() -> int:
 
 
 def searching(found: Exploration) -> str:
+    if found.ending:
+        return f"{found.scope.name}: from {found.ending:,} of {found.states:,} states a good end was found so far"
     return (
         f"{found.scope.name}: depth {found.depth}, {found.states:,} states, {found.transitions:,} transitions, "
         f"{_rate(found.states, found.seconds)} states/s, {found.memory / 2**30:.1f} GiB"
@@ -121,20 +126,18 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def failed(found: Counterexample, path: Path, full: bool) -> list[str]:
-    """The chart of a counterexample, and where it was saved. Raises SavedError."""
+def show(found: Counterexample, path: Path, full: bool) -> None:
+    """Print the chart of a counterexample, save it, and say where. Raises SavedError."""
+    print("", draw(found, width(), full=full), "", sep="\n", flush=True)
     try:
         found.save(path)
     except SavedError as error:
         raise SavedError(
             f"a counterexample was found ({promise(found.kind)}: {found.text}), and {error}"
         ) from error
-    return [
-        "",
-        draw(found, width(), full=full),
-        "",
-        f"saved in {path}; play it again: hermetic prove --replay {path}; as a test: --replay {path} --as-test",
-    ]
+    print(
+        f"saved in {path}; play it again: hermetic prove --replay {path}; as a test: --replay {path} --as-test"
+    )
 
 
 __all__ = [
@@ -142,9 +145,9 @@ __all__ = [
     "Progress",
     "covered",
     "explored",
-    "failed",
     "markdown",
     "searching",
+    "show",
     "table",
     "walked",
     "walking",

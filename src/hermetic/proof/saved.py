@@ -7,6 +7,7 @@ each step names the move to make in it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ SOURCES = ("explorer", "simulator", "induction", "conformance")
 
 
 class SavedError(ValueError):
-    """A file that is not a counterexample of this version; the message says what is wrong with it."""
+    """A file that is not a counterexample of this version, or a place where none can be saved; the message says why."""
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -48,14 +49,32 @@ class Counterexample(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     def save(self, path: Path) -> None:
         """Raises SavedError when it cannot be written. A file that is there is replaced as a whole, or not at all."""
         # `version` and `source` stand in every file, also where they are the defaults.
-        written = {"version": self.version, "source": self.source} | msgspec.to_builtins(self)
-        text = msgspec.json.format(msgspec.json.encode(written), indent=1) + b"\n"
+        put(path, {"version": self.version, "source": self.source} | msgspec.to_builtins(self))
+
+
+def put(path: Path, found: dict[str, Any]) -> None:
+    """Save it as JSON: a file that is there is replaced as a whole, or not at all. Raises SavedError."""
+    _written(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+def check_place(path: Path) -> None:
+    """Raises SavedError if nothing can be saved there: to be asked before minutes of search, not after them."""
+    _written(path, None)
+
+
+def _written(path: Path, text: bytes | None) -> None:
+    """First into a file beside it, which then takes its name. None: only see whether that would go, and leave nothing."""
+    try:
+        if path.exists() and not path.is_file():  # a folder; a device, which would be replaced by a file
+            raise SavedError(f"{path} cannot be written: it is no file")
         beside = path.with_name(f".{path.name}.new")
-        try:
-            beside.write_bytes(text)
+        beside.write_bytes(text or b"")
+        if text is None:
+            beside.unlink()
+        else:
             beside.replace(path)
-        except OSError as error:
-            raise SavedError(f"{path} cannot be written: {error.strerror}") from error
+    except OSError as error:
+        raise SavedError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def load(path: Path) -> Counterexample:
@@ -89,4 +108,14 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-__all__ = ["SAVED", "SOURCES", "VERSION", "Counterexample", "SavedError", "Step", "load"]
+__all__ = [
+    "SAVED",
+    "SOURCES",
+    "VERSION",
+    "Counterexample",
+    "SavedError",
+    "Step",
+    "check_place",
+    "load",
+    "put",
+]

@@ -67,14 +67,15 @@ def campaign(
     return summary
 
 
-def until_found(tries: int, asked: Asked, first: int = 1) -> tuple[list[int], Counterexample | None]:
+def until_found(tries: int, asked: Asked) -> tuple[list[int], Counterexample | None]:
     """For each try how many seeds it took to find something, and the first counterexample.
 
-    Tries take the seeds in turn, and end together after MOST_SEEDS. What was not found by then counts as that many."""
+    Tries take the seeds 1, 2, .. in turn, and end together after MOST_SEEDS, whether or not each has found something. When
+    none has, that is the number."""
     numbers: list[int] = []
     found: Counterexample | None = None
     since = 0
-    for seed in range(first, first + MOST_SEEDS):
+    for seed in range(1, 1 + MOST_SEEDS):
         since += 1
         result = one(asked, seed)
         if result.found is not None:
@@ -83,7 +84,7 @@ def until_found(tries: int, asked: Asked, first: int = 1) -> tuple[list[int], Co
             since = 0
             if len(numbers) == tries:
                 return numbers, found
-    return [*numbers, *[MOST_SEEDS] * (1 if not numbers else 0)], found
+    return numbers or [MOST_SEEDS], found
 
 
 __all__ = ["MOST_SEEDS", "Summary", "campaign", "one", "results", "until_found"]

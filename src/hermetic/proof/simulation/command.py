@@ -5,7 +5,6 @@ The one thing to know: the last line of a finding is the command that repeats it
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from contextlib import nullcontext
@@ -16,10 +15,12 @@ import msgspec
 
 from hermetic.handoff.trace import TraceFileError, recording, start
 from hermetic.proof.chart import draw
+from hermetic.proof.mutants.catch import TRIES, catch
 from hermetic.proof.mutants.patching import WORKERS, MutantError
 from hermetic.proof.mutants.registry import MUTANTS, SIMULATOR, applied
-from hermetic.proof.saved import SAVED, Counterexample, SavedError
-from hermetic.proof.simulation.campaign import Summary, campaign, one, until_found
+from hermetic.proof.report import Progress
+from hermetic.proof.saved import SAVED, Counterexample, SavedError, check_place
+from hermetic.proof.simulation.campaign import Summary, campaign, one
 from hermetic.proof.simulation.options import CLASSES, Narrowed, Rates, SimulateOptions, SimulationError
 from hermetic.proof.simulation.plan import Asked
 from hermetic.proof.simulation.shrink import shrink
@@ -37,12 +38,6 @@ def main(options: SimulateOptions) -> int:
     except (SimulationError, MutantError, SavedError, TraceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def seeds_until_found(name: str, tries: int) -> tuple[list[int], Counterexample | None]:
-    """How many seeds it takes to find a mutant, once for each try. The caller has applied it; `name` goes into what is found."""
-    numbers, found = until_found(tries, Asked(50))
-    return numbers, None if found is None else msgspec.structs.replace(found, mutant=name)
 
 
 def replay(found: Counterexample) -> Counterexample | None:
@@ -70,17 +65,25 @@ def _check(options: SimulateOptions) -> None:
         raise SimulationError("--transport mooncake and --wall-clock go together: real bytes take real time")
     if options.trace and options.seeds > 1:
         raise SimulationError("--trace records one run: give one seed")
+    if options.wall_clock and (options.json or options.trace):
+        raise SimulationError("--json and --trace are for runs that can be repeated, without --wall-clock")
+    if options.json:
+        check_place(Path(options.json))  # not after minutes of runs
 
 
 def _virtual(options: SimulateOptions) -> int:
     asked = Asked(options.requests, options.rates, options.narrowed)
     seeds = range(options.seed, options.seed + options.seeds)
     began = time.monotonic()
-    shown = _Progress(options.seeds)
+    shown = Progress()
+
+    def so_far(summary: Summary) -> None:
+        shown.say(f"{summary.runs} of {options.seeds} seeds, {len(summary.found)} with a finding")
+
     if options.trace:
         start(options.trace)
     with recording(options.trace) if options.trace else nullcontext():
-        summary = campaign(seeds, asked, min(options.processes, options.seeds), shown.at)
+        summary = campaign(seeds, asked, min(options.processes, options.seeds), so_far)
     shown.clear()
     print(_told(summary, time.monotonic() - began))
     if not summary.found:
@@ -94,7 +97,7 @@ def _report(options: SimulateOptions, result: Result, asked: Asked) -> None:
     assert found is not None
     print(f"\nseed {result.seed}: {found.kind}: {found.text}")
     if options.shrink:
-        shown = _Progress(0)
+        shown = Progress()
         found, asked = shrink(found, result.seed, asked, shown.say)
         shown.clear()
     found = msgspec.structs.replace(found, mutant=options.mutant)
@@ -142,16 +145,15 @@ def _told(summary: Summary, seconds: float) -> str:
 
 
 def _mutants(options: SimulateOptions) -> int:
-    """For each mutant the median number of seeds until it is found."""
-    missed = 0
+    """For each mutant the median number of seeds until it is found. 0: each was found that has to be."""
+    missed, tries = 0, options.seeds if options.seeds > 1 else TRIES
     for name, mutant in MUTANTS.items():
-        with applied(name, WORKERS):
-            numbers, found = seeds_until_found(name, options.seeds)
+        found = catch(name, SIMULATOR, tries=tries)
         must = SIMULATOR in mutant.caught_by
-        missed += must and found is None
-        how = "not found" + (", and must be" if must else "") if found is None else found.kind
-        seeds = "" if found is None else f"median {statistics.median(numbers):g} seeds ({len(numbers)} tries)"
-        print(f"{name:36} {how:24} {seeds}", flush=True)
+        missed += must and not found.found
+        how = found.found or "not found" + (", and must be" if must else "")
+        seeds = f"median of {tries} tries: {found.steps} seeds" if found.found else ""
+        print(f"{name:36} {how:24} {seeds}".rstrip(), flush=True)
     return 1 if missed else 0
 
 
@@ -169,22 +171,4 @@ def _wall_clock(options: SimulateOptions) -> int:
     return 1 if summary.found else 0
 
 
-class _Progress:
-    """One line on a terminal."""
-
-    def __init__(self, runs: int) -> None:
-        self._runs, self._shown = runs, sys.stderr.isatty()
-
-    def at(self, summary: Summary) -> None:
-        self.say(f"{summary.runs} of {self._runs} seeds, {len(summary.found)} with a finding")
-
-    def say(self, text: str) -> None:
-        if self._shown:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-__all__ = ["again", "main", "replay", "seeds_until_found"]
+__all__ = ["again", "main", "replay"]
