@@ -2,8 +2,13 @@
 
 The one thing to know: a write in flight may put any of its bytes into its slots at any moment until it is reported
 (one in doubt: until its segment is fenced). After every move `check` asks whether each such slot still belongs to the
-ticket that may write there. Around the machines stands what the workers do: an answer for tickets that are not here any
-more, a gateway that cancels the other half, a fence that replaces the segment.
+ticket that may write there. Around the machines stands what the workers do: a gateway that cancels the other half, a fence
+that replaces the segment.
+
+`proof/halves.py` and `proof/draft.py` have such surroundings as well, for the explorer. These are apart on purpose. There, a
+step is a function of encoded states of a few pages that can be remembered; here, objects go on for thousands of moves, with
+prompts, slots and lies of any size, and every walk is recorded and compared. And a line of a worker that one of the two
+tells wrongly is not wrong in the other.
 """
 
 from __future__ import annotations
@@ -37,12 +42,12 @@ from hermetic.handoff.outcome import Aborted, Completed, Failed, Outcome, Refuse
 from hermetic.handoff.prefill import ACTIVE, PrefillHandoff
 from hermetic.handoff.prefill import State as PrefillState
 from hermetic.handoff.trace import Journal, Recorder
+from hermetic.handoff.unknown import at_decode, at_prefill
 from hermetic.kv.slots import Slots, SlotUse
 
 SIZE = 16
 Content = tuple[bytes, int, bool]  # ticket, page, intact
 Move = tuple[str, Callable[[], object]]
-UNKNOWN = Aborted("unknown_ticket", "not here")
 LOST = Failed("worker_lost", "silence")
 TOUCHED = (PrefillState.SENDING, PrefillState.COMPLETE, PrefillState.DRAINING, PrefillState.STUCK)
 
@@ -341,30 +346,25 @@ class World:
     def to_prefill(self, t: Ticket, message: m.HandoffMessage) -> None:
         if t.prefill is not None:
             self.first_cause(t, "prefill", message, t.prefill.state in ACTIVE, t.prefill.received(message))
-        elif isinstance(message, m.Abort):
-            t.prefill_end = t.prefill_end or Aborted(message.code, message.reason)
-            self.prefill_answers(t, message, m.Drained())
-        elif isinstance(message, m.Grant) and t.prefill_end is None:
+            return
+        answer = at_prefill(t.prefill_end, message)
+        t.prefill_end = answer.remember or t.prefill_end
+        if answer.begin:
             t.prefill = self.at_prefill_begins(t)
             self.at_prefill(t, t.prefill.received(message))
-        elif isinstance(message, m.Grant | m.Credit | m.Resend):
-            ended = t.prefill_end
-            if ended is not None and not isinstance(ended, Completed):
-                self.prefill_answers(t, message, m.Abort(ended.code, ended.reason), m.Drained())
-
-    def prefill_answers(self, t: Ticket, message: m.HandoffMessage, *answer: m.HandoffMessage) -> None:
+            return
         if self.told:
-            self.told.prefill.unknown(t.key, self.told.decode.p, message, answer)
-        self.at_prefill(t, [Send(said) for said in answer])
+            self.told.prefill.unknown(t.key, self.told.decode.p, message, answer.send)
+        self.at_prefill(t, [Send(said) for said in answer.send])
 
     def to_decode(self, t: Ticket, message: m.HandoffMessage) -> None:
         if t.decode is not None:
             self.first_cause(t, "decode", message, t.decode.state in OPEN, t.decode.received(message))
-        elif t.decode_over and isinstance(message, m.Started | m.Landed | m.Complete):
-            answer = m.Ack() if t.entered else m.Abort(UNKNOWN.code, UNKNOWN.reason)
+        elif t.decode_over:
+            answer = at_decode(t.entered > 0, message)
             if self.told:
-                self.told.decode.unknown(t.key, self.told.prefill.p, message, [answer])
-            self.at_decode(t, [Send(answer)])
+                self.told.decode.unknown(t.key, self.told.prefill.p, message, answer.send)
+            self.at_decode(t, [Send(said) for said in answer.send])
 
     def first_cause(
         self, t: Ticket, half: str, message: m.HandoffMessage, was_open: bool, actions: list[Action]

@@ -3,7 +3,8 @@
 A step is a pure function (what the worker keeps of the ticket, event) -> (what it keeps then, effects), which runs the
 production objects; that is why it may be remembered. The one thing to know: everything here that is not a call of a
 production function stands for lines of the workers, and is to be read beside them: `_take`, `_cancel`, `_from_decode`,
-`_from_prefill`, `_perform`, `_abandon`, `_overdue`, `lost`, `_drop_segment`.
+`_from_prefill`, `_perform`, `_abandon`, `_overdue`, `lost`, `_drop_segment`. Random walks of the tests have surroundings of their
+own (tests/handoff/handoff_world.py); why, is said there.
 """
 
 from __future__ import annotations
