@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -194,6 +195,21 @@ def test_a_searching_process_that_is_killed_is_said_and_not_waited_for(
     monkeypatch.setattr(search._Searcher, "level", killed)
     assert prove.main(replace(HOLDS, processes=2)) == 2
     assert capsys.readouterr().err.startswith("error: a searching process ended with -9")
+
+
+def test_an_interrupted_search_ends_with_130_and_says_nothing_more() -> None:
+    command = [sys.executable, "-m", "hermetic", "prove", "--scope", "small", "--no-induction"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as ran:
+        children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children")
+        while len(children.read_text().split()) < 2:
+            assert ran.poll() is None
+            time.sleep(0.05)
+        os.killpg(ran.pid, signal.SIGINT)  # as Ctrl-C on a terminal does
+        _, error = ran.communicate(timeout=60)
+    assert ran.returncode == 130
+    assert error == ""
 
 
 def test_sizes_for_which_the_compiled_search_has_no_room_are_searched_all_the_same(

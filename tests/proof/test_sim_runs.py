@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermetic.proof.conform import conform
+from hermetic.proof.mutants.catch import catch
 from hermetic.proof.mutants.patching import WORKERS
 from hermetic.proof.mutants.registry import MUTANTS, SIMULATOR, applied
 from hermetic.proof.saved import load
@@ -154,6 +155,20 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     assert command.main(options) == 2
     assert said in capsys.readouterr().err
+
+
+def test_for_each_mutant_the_seeds_are_counted_in_the_weather_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "nudge-says-nothing"
+    monkeypatch.setattr(command, "MUTANTS", {name: MUTANTS[name]})
+    assert command.main(SimulateOptions(seeds=2, mutants=True)) == 0
+    found = catch(name, SIMULATOR, tries=2)
+    assert capsys.readouterr().out.split() == [
+        name,
+        found.found,
+        *f"median of 2 tries: {found.steps} seeds".split(),
+    ]
 
 
 def conforms(seed: int, file: Path) -> bool:

@@ -21,6 +21,7 @@ import marshal
 import multiprocessing
 import multiprocessing.connection
 import resource
+import signal
 import tempfile
 import time
 import traceback
@@ -215,6 +216,7 @@ def _workers(
 
 
 def _serve(searcher: _Searcher, pipe: Connection, peers: dict[int, Connection], folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for the answer ends this one
     Machine.observer = searcher.taken
     gc.disable()  # what is made here stays, and has no cycles: walking it again and again is most of the time
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +74,12 @@ def _chosen(draw: random.Random, moves: list[tuple[Move, bool, Any]]) -> tuple[M
     return draw.choice(calm)
 
 
+def _begin() -> None:
+    """In each process that walks: nothing that is made stays long, and Ctrl-C is for the one that waits for it."""
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def walks(
     scope: Scope,
     seconds: float,
@@ -84,7 +91,7 @@ def walks(
     """Walk for so long, from seeds `seed`, `seed`+1, ... Each seed's walks are the same every time."""
     total, seen, began, at = Walks(scope), set[int](), time.monotonic(), seed
     context = multiprocessing.get_context("fork")
-    with context.Pool(processes, initializer=gc.disable, maxtasksperchild=8) as pool:
+    with context.Pool(processes, initializer=_begin, maxtasksperchild=8) as pool:
         while total.violation is None and time.monotonic() - began < seconds:
             jobs = [pool.apply_async(walk, (scope, at + i, 40, mutant)) for i in range(processes)]
             at += processes

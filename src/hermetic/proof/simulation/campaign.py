@@ -6,6 +6,7 @@ The one thing to know: workers of the campaign are forked, so that a mutant that
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -52,7 +53,9 @@ def results(seeds: Iterable[int], asked: Asked, processes: int) -> Iterator[Resu
     if processes < 2:
         yield from map(partial(one, asked), seeds)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    # Ctrl-C is for the process that waits for them, which ends them.
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("fork").Pool(processes, signal.signal, quiet) as pool:
         yield from pool.imap(partial(one, asked), seeds)
 
 
