@@ -400,6 +400,22 @@ def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     ]  # fmt: skip
 
 
+def test_progress_says_why_it_is_slow_where_a_server_asks_for_patience() -> None:
+    out = io.StringIO()
+    with terminal.Live(Console(file=out, width=100)) as live:
+        live.learning("how fast it is")
+        for _ in range(3):
+            live.slowed(2.5)
+    assert out.getvalue().splitlines()[1:] == [
+        "how fast it is: the server tells the audit to slow down, and it waits 2.5 s"
+    ]
+    out = io.StringIO()
+    with terminal.Live(Console(file=out, width=100, force_terminal=True, color_system=None)) as live:
+        live.slowed(2.5)
+        live.slowed(2.5)
+    assert "told to slow down 2 times" in out.getvalue()
+
+
 def test_quiet_says_nothing() -> None:
     out = io.StringIO()
     with terminal.Live(Console(file=out, force_terminal=True), quiet=True) as live:

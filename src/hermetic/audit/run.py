@@ -48,6 +48,9 @@ class Progress(Protocol):
     def playing(self, played: Played, number: int, of: int, left: float) -> None:
         """A scenario begins: the `number`th `of` so many; `left` seconds of the budget."""
 
+    def slowed(self, wait: float) -> None:
+        """A request was told to slow down, and waits so many seconds."""
+
     def asked(self, answer: Answer, findings: int, left: float) -> None:
         """A request has ended; `findings` so far."""
 
@@ -83,6 +86,8 @@ class _Quiet:
 
     def playing(self, played: Played, number: int, of: int, left: float) -> None: ...
 
+    def slowed(self, wait: float) -> None: ...
+
     def asked(self, answer: Answer, findings: int, left: float) -> None: ...
 
 
@@ -109,7 +114,7 @@ async def audit(options: AuditOptions, progress: Progress | None = None) -> Repo
     run = _Run(options, report, progress or _Quiet(), began)
     with _stopping(asyncio.current_task()):
         try:
-            async with open_target(options.urls, options.target) as target:
+            async with open_target(options.urls, options.target, run.progress.slowed) as target:
                 await run.play(target)
         except asyncio.CancelledError:
             report.reason = INTERRUPTED

@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +38,7 @@ AFTER_DONE = 1.0  # seconds that a connection may stay open after [DONE] before 
 SETTLE = 5.0  # seconds that the prefill half of a pair may take longer than the decode half
 IDLE = 2.0  # seconds a connection is kept for the next request; uvicorn closes its side after 5
 LOOK_BYTES = 2 * 1024**2  # of what a server says of itself
+RUNAWAY = 16_384  # tokens beyond those that were asked for, after which nobody waits for an end any more
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,17 @@ class TargetOptions:
 
 
 @contextlib.asynccontextmanager
-async def open_target(urls: Sequence[str], options: TargetOptions | None = None) -> AsyncIterator[Target]:
-    """Connect, and see that this can be audited at all. Raises TargetError."""
+async def open_target(
+    urls: Sequence[str],
+    options: TargetOptions | None = None,
+    slowed: Callable[[float], None] = lambda wait: None,
+) -> AsyncIterator[Target]:
+    """Connect, and see that this can be audited at all. `slowed` is told how many seconds a request waits that was told to
+    slow down. Raises TargetError."""
     options = options or TargetOptions()
     address, keys = read_address(urls), _keys(options)
     async with _client(address, options) as client:
-        target = Target(address, options, keys, client)
+        target = Target(address, options, keys, client, slowed)
         await target.connect()
         yield target
 
@@ -162,12 +168,17 @@ class Target:
     """`models`: what the server lists (empty: it has no list). `entry`: what it lists of the model, as it is."""
 
     def __init__(
-        self, address: Address, options: TargetOptions, keys: tuple[str, ...], client: httpx.AsyncClient
+        self,
+        address: Address,
+        options: TargetOptions,
+        keys: tuple[str, ...],
+        client: httpx.AsyncClient,
+        slowed: Callable[[float], None],
     ) -> None:
         self.address, self.dialect = address, Dialect(rid=address.kind == "sglang-pd")
         self.model, self.models, self.entry = options.model or "", tuple[str, ...](), dict[str, Any]()
         self.keys = len(keys)
-        self._options, self._secrets, self._client = options, keys, client
+        self._options, self._secrets, self._client, self._slowed = options, keys, client, slowed
         self._bases: list[str] = []  # of the OpenAI paths, by server
         self._roots: list[str] = []
         self._began = time.monotonic()
@@ -206,9 +217,8 @@ class Target:
         for base in bases:
             page = await self._get(f"{base}/models", self._options.connect)
             if page.status == 429:
-                await asyncio.sleep(
-                    min(self._options.connect, _retry_after(page.headers.get("retry-after")) or FIRST_WAIT)
-                )
+                said = _retry_after(page.headers.get("retry-after")) or FIRST_WAIT
+                await self._hold(min(self._options.connect, said))
                 page = await self._get(f"{base}/models", self._options.connect)
             self._admit(page, f"{base}/models")
             if page.status == 200 and page.value().get("data") is not None:
@@ -316,10 +326,14 @@ class Target:
             if retries >= MAX_RETRIES or time.monotonic() + wait >= deadline:
                 seen.answer.how = "limited"
                 break
-            await asyncio.sleep(wait)
+            await self._hold(wait)
             retries += 1
         seen.answer.retries += retries
         return self._clean(seen.answer)
+
+    async def _hold(self, wait: float) -> None:
+        self._slowed(wait)
+        await asyncio.sleep(wait)
 
     def _wait(self, said: float, retries: int) -> float:
         """Seconds until the next try: never less than the server says, and not all at the same moment."""
@@ -489,6 +503,9 @@ class Target:
                 return
             if reading.ended and not ended:
                 call.shorten(AFTER_DONE)
+            if len(reading.tokens) > ask.max_tokens + RUNAWAY:
+                reading.garbled = f"the answer did not end after {len(reading.tokens)} tokens, where {ask.max_tokens} were asked for"
+                return
             enough = ask.leave_tokens is not None and len(reading.tokens) >= ask.leave_tokens
             if enough and not reading.finished:
                 call.leaving = True

@@ -51,7 +51,7 @@ class Live:
         self._played: Played | None = None
         self._where = "connecting"
         self._part = 0.0  # of the scenarios
-        self._asked = self._findings = 0
+        self._asked = self._findings = self._slowed = 0
         self._left: float | None = None
         self._left_at = self._told_at = time.monotonic()
         self._lost: dict[str, int] = {}
@@ -86,6 +86,14 @@ class Live:
         self._time(left)
         self._say(f"{self._where}: {words.line(played.says, 160)}")
 
+    def slowed(self, wait: float) -> None:
+        """A request was told to slow down, and waits so many seconds."""
+        self._slowed += 1
+        if self._slowed == 1 or time.monotonic() - self._told_at > EVERY:
+            self._say(
+                f"{self._where}: the server tells the audit to slow down, and it waits {words.seconds(wait)}"
+            )
+
     def asked(self, answer: Answer, findings: int, left: float) -> None:
         """A request has ended; `findings` so far."""
         self._asked += 1
@@ -118,6 +126,7 @@ class Live:
     def _figures(self) -> str:
         parts = [words.count(self._asked, "request"), words.count(self._findings, "finding")]
         parts += [f"{number:,} {how}" for how, number in sorted(self._lost.items())]
+        parts += [f"told to slow down {words.count(self._slowed, 'time')}"] if self._slowed else []
         if self._left is not None:
             left = self._left - (time.monotonic() - self._left_at)
             parts.append(f"{words.seconds(float(round(left)))} left" if left > 0 else "time is up, ending")
