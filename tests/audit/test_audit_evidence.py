@@ -239,8 +239,20 @@ def test_equal_text_with_other_logprobs_is_a_finding() -> None:
     pair(bench, tokens((" one", 0.9), (" two", 0.9)), tokens((" one", 0.9), (" two", 0.3)))
     assert bench.kinds() == [("differential", "moved")]
     bench = Bench(noise=QUIET)
-    pair(bench, tokens((" one", 0.9), (" two", 0.9)), tokens((" one", 0.9), (" two", 0.7)))
+    pair(bench, tokens((" one", 0.9), (" two", 0.9)), tokens((" one", 0.9), (" two", 0.72)))
     assert bench.kinds() == []
+
+
+def test_a_server_of_which_little_is_known_is_given_more_room() -> None:
+    """ln(0.9 / 0.5) = 0.59: more than 0.25, less than 0.75."""
+    for noise, kinds in (
+        (Noise(beside_runs=8, logprob_error=0.0), [("differential", "moved")]),
+        (Noise(beside_runs=7, logprob_error=0.0), []),
+        (Noise(beside_runs=40, logprob_error=None), []),
+    ):
+        bench = Bench(noise=noise)
+        pair(bench, tokens((" one", 0.9)), tokens((" one", 0.5)))
+        assert bench.kinds() == kinds
 
 
 def test_a_server_that_varies_much_by_itself_is_given_more_room() -> None:

@@ -1,4 +1,4 @@
-"""64 clients, 500 requests of mixed length, some of which leave: nothing but what was asked for goes wrong."""
+"""64 clients, requests of mixed length, some of which leave: nothing but what was asked for goes wrong."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def memory(server: Server) -> dict[int, int]:
 
 
 @pytest.mark.timeout(900)
-def test_five_hundred_requests_of_sixty_four_clients_lose_nothing(server: Server) -> None:
-    asks = mixed(500, longest=400, most=48, leaving=0.2, seed=5)
+@pytest.mark.parametrize("many", [160, pytest.param(500, marks=pytest.mark.soak)])
+def test_requests_of_sixty_four_clients_lose_nothing(server: Server, many: int) -> None:
+    asks = mixed(many, longest=400, most=48, leaving=0.2, seed=5)
     # Warm: allocators and pools reach the size that they need for this load.
     asyncio.run(drive(server.url, "smollm2", mixed(64, longest=400, most=48, leaving=0.2, seed=6), 64))
     before = memory(server)
     answers = asyncio.run(drive(server.url, "smollm2", asks, 64))
-    assert len(answers) == 500
+    assert len(answers) == many
     for answer in answers:
         assert answer.status == 200, answer.error
         assert not answer.error
@@ -34,7 +35,7 @@ def test_five_hundred_requests_of_sixty_four_clients_lose_nothing(server: Server
             assert answer.finish == "length"
             assert answer.usage["prompt_tokens"] == len(answer.ask.prompt)
             assert answer.usage["completion_tokens"] == answer.ask.max_tokens
-    assert sum(a.left for a in answers) > 20
+    assert sum(a.left for a in answers) > many // 25
     server.wait_idle()
     pages = server.pages()
     assert pages["prefill-0", "free"] == 67

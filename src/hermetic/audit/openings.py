@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -25,7 +25,7 @@ from hermetic.audit.target import Target, TargetError, TargetOptions
 FIRST_BOUND = 120.0  # seconds for the first request: some servers load or compile only then
 MOST = 2 * 1024**2  # tokens: no prompt is longer, whatever is claimed
 UNCLAIMED = 262_144  # tokens: the longest prompt that is tried where nothing is claimed
-ALONE = (3, 12)  # repetitions of one request, at least and at most
+ALONE = (4, 12)  # repetitions of the two requests, at least and at most
 BESIDE = 8  # copies of it at once
 WAVES = (1, 6)
 SETTLE = 1.0  # seconds that a pair's decode half is waited for after its prefill half has refused
@@ -273,24 +273,35 @@ class _Learning:
     # ------------------------------------------------------------------------ how much it varies
 
     async def _noise(self) -> None:
-        """One request alone again and again, then beside copies of itself."""
-        prompt = self.tenants.tenant(self.random).copy_task(60)
-        ask = self._ask(self.main, prompt, 24, logprobs=self.learned.logprobs)
-        until = time.monotonic() + 0.1 * self.time
-        first = await self.target.send(ask)
-        self.single = first.seconds
-        alone = [
-            await self.target.send(ask)
-            for number in range(ALONE[1])
-            if number < ALONE[0] or time.monotonic() < until
+        """Two requests alone again and again, then beside copies of themselves: one whose tokens are all but sure, as in most
+        that the audit compares, and one whose tokens are not, which arithmetic moves most."""
+        tenant = self.tenants.tenant(self.random)
+        asks = [
+            self._ask(self.main, prompt, 24, logprobs=self.learned.logprobs)
+            for prompt in (tenant.copy_task(60), tenant.story(60))
         ]
+        until = time.monotonic() + 0.1 * self.time
+        firsts = [await self.target.send(ask) for ask in asks]
+        self.single = max(first.seconds for first in firsts)
+        alone: list[Answer] = []
+        for number in range(ALONE[1]):
+            if number < ALONE[0] or time.monotonic() < until:
+                alone.append(await self.target.send(asks[number // 2 % len(asks)]))
         until, beside = time.monotonic() + 0.15 * self.time, []
         for wave in range(WAVES[1]):
             if wave < WAVES[0] or time.monotonic() < until:
                 began = time.monotonic()
-                beside += await asyncio.gather(*(self.target.send(ask) for _ in range(BESIDE)))
+                crowd = [asks[number % len(asks)] for number in range(BESIDE)]
+                beside += await asyncio.gather(*(self.target.send(ask) for ask in crowd))
                 self.wave = max(self.wave, time.monotonic() - began)
-        self.learned.noise = measure(first, alone, beside)
+        self.learned.noise = together(
+            measure(
+                first,
+                [answer for answer in alone if answer.ask == first.ask],
+                [answer for answer in beside if answer.ask == first.ask],
+            )
+            for first in firsts
+        )
 
     # ------------------------------------------------------------------------ limits
 
@@ -476,6 +487,18 @@ def measure(first: Answer, alone: Sequence[Answer], beside: Sequence[Answer]) ->
     )
 
 
+def together(parts: Iterable[Noise]) -> Noise:
+    """What was measured on several requests, as one."""
+    some = list(parts)
+    return Noise(
+        alone_runs=sum(one.alone_runs for one in some),
+        alone_differ=sum(one.alone_differ for one in some),
+        beside_runs=sum(one.beside_runs for one in some),
+        beside_differ=sum(one.beside_differ for one in some),
+        logprob_error=max((one.logprob_error for one in some if one.logprob_error is not None), default=None),
+    )
+
+
 def _gap(one: Answer, other: Answer) -> float | None:
     """The largest difference of a logprob over the common beginning, in nats."""
     largest: float | None = None
@@ -508,4 +531,4 @@ def _both(one: Edge, other: Edge) -> Edge:
     )
 
 
-__all__ = ["Ruler", "learn", "measure"]
+__all__ = ["Ruler", "learn", "measure", "together"]

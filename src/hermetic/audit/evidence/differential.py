@@ -24,7 +24,9 @@ from hermetic.audit.exchange import Answer, Token
 from hermetic.audit.learned import Learned
 from hermetic.audit.result import Coverage, Finding
 
-MOVED = 0.75  # natural units of log-odds: a token of probability 0.68 where it was 0.5
+MOVED = 0.25  # natural units of log-odds: a token of probability 0.56 where it was 0.5; two steps of a bf16 logit between 16 and 32
+UNCALIBRATED = 0.75  # where fewer than CALIBRATED runs beside others were measured
+CALIBRATED = 8
 FACTOR = 6.0  # times the calibrated variation of a logprob
 COPIED = 0.8  # share of the words of an answer that are in both, above which a copy is a copy
 BROKEN = 0.5  # and below which it is broken
@@ -33,7 +35,10 @@ _SURE = math.log(1 - 1e-6)  # a margin is read no finer than this: it is about 1
 
 def move_limit(learned: Learned) -> float:
     """Natural units of log-odds that arithmetic may move a token by on this server."""
-    return max(MOVED, FACTOR * (learned.noise.logprob_error or 0.0))
+    noise = learned.noise
+    if noise.logprob_error is None or noise.beside_runs < CALIBRATED:
+        return UNCALIBRATED
+    return max(MOVED, FACTOR * noise.logprob_error)
 
 
 class Apart(NamedTuple):
