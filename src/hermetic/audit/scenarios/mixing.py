@@ -30,6 +30,9 @@ from hermetic.audit.scenarios.registry import scenario
 from hermetic.audit.stage import Stage
 
 
+KNOWN = 8  # requests of a wave that were asked alone before, at most
+
+
 def varied(stage: Stage, tenant: Tenant) -> Ask:
     """A request that differs from its neighbours in everything that is kept for each: task, length, sampling, stops."""
     draw = stage.random
@@ -66,7 +69,7 @@ async def mixing(stage: Stage) -> None:
     async for number in stage.rounds():
         many = some(stage, number)
         endpoint = endpoints[number % len(endpoints)]
-        known = [copy(stage, stage.tenant(), endpoint=endpoint) for _ in range(min(4, many // 2))]
+        known = [copy(stage, stage.tenant(), endpoint=endpoint) for _ in range(min(KNOWN, many // 2))]
         alone = await quiet(stage, known)
         others = [varied(stage, stage.tenant()) for _ in range(many - len(known))]
         await beside(stage, known, others, alone, f"asked alone, and again among {many - 1} other requests")
