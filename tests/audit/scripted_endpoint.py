@@ -255,9 +255,10 @@ class SmallEngine:
     ) -> None:
         usage = usage_event(tokens, len(words))
         probs = self.logprobs and bool(fields.get("logprobs"))
+        finish = "length" if len(words) == fields["max_tokens"] else "stop"
         if not (fields.get("stream") and self.streams):
             text = " ".join(words)
-            body: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+            body: dict[str, Any] = {"index": 0, "finish_reason": finish}
             body |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             return await wire.json(
                 {"id": "x", "choices": [body], **({"usage": usage["usage"]} if self.usage else {})}
@@ -268,7 +269,7 @@ class SmallEngine:
             if not chat:
                 event["choices"][0]["text"] = event["choices"][0].pop("delta")["content"]
             await wire.event(event)
-        await wire.event(chat_event(finish="length"))
+        await wire.event(chat_event(finish=finish))
         if self.usage and fields.get("stream_options", {}).get("include_usage"):
             await wire.event(usage)
         await wire.done()

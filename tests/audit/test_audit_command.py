@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import pytest
 from scripted_endpoint import Request, Script, ScriptedEndpoint, SmallEngine, Wire, serving
 
 from hermetic.audit import command
-from hermetic.audit.report import json_file
-from hermetic.audit.run import AuditOptions
+from hermetic.audit.exchange import How
+from hermetic.audit.report import json_file, terminal
+from hermetic.audit.result import Played
+from hermetic.audit.run import AuditOptions, audit
 from hermetic.options import OptionError
 
 NOBODY = "http://127.0.0.1:9"
@@ -120,6 +123,42 @@ async def test_reports_are_written_as_well_where_nothing_could_be_asked(tmp_path
     played = json_file.read(tmp_path / "a.json").scenarios
     assert {one.state for one in played} == {"not run"}
     assert len(played) > 10
+
+
+class Turning(terminal.Live):
+    """Silent progress that notes when learning is over."""
+
+    playing_now = False
+
+    def playing(self, played: Played, number: int, of: int, left: float) -> None:
+        self.playing_now = True
+
+
+@pytest.mark.parametrize(
+    ("script", "how", "said"),
+    [
+        (five_hundred, "failed", "status 500: boom"),
+        (page, "garbled", "Welcome to nginx"),
+        (garbage, "garbled", "{{{ no json"),
+        (closes, "cut", "disconnected"),
+    ],
+)
+@pytest.mark.parametrize("answers", [0, 5])  # of mixing, which asks 24 times
+async def test_a_server_that_stops_answering_after_it_was_learned_is_never_clean(
+    script: Script, how: How, said: str, answers: int
+):
+    engine, count, progress = SmallEngine(), itertools.count(), Turning(quiet=True)
+
+    async def then(request: Request, wire: Wire) -> None:
+        down = progress.playing_now and next(count) >= answers
+        await (script if down else engine)(request, wire)
+
+    async with serving(then) as endpoint:
+        report = await audit(AuditOptions((endpoint.url,), scenarios=("mixing",), budget=20.0), progress)
+    assert (report.verdict, command.code(report)) == ("could not run", 2)
+    assert report.reason.startswith("hardly a request was answered (")
+    assert report.lost().keys() == {how}
+    assert said in report.reason
 
 
 async def test_a_budget_too_small_says_how_much_would_do(tmp_path: Path):

@@ -21,7 +21,7 @@ from rich.console import Console
 from hermetic.audit.exchange import Answer, Ask, Usage
 from hermetic.audit.report import chart, html, json_file, junit, terminal, words
 from hermetic.audit.report.redact import without_keys
-from hermetic.audit.result import EVIDENCE, Finding, Highlight, Played, Report, Sample
+from hermetic.audit.result import EVIDENCE, Coverage, Finding, Highlight, Played, Report, Sample
 from hermetic.audit.scenarios import SCENARIOS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -146,12 +146,36 @@ def test_what_was_not_run_never_looks_like_clean() -> None:
         assert "Nothing found" not in text
 
 
+@pytest.mark.parametrize(
+    ("how", "coverage"),
+    [
+        ({"failed": 72}, [covered("liveness", 72), covered("semantics", 72)]),  # nothing but errors
+        ({"refused": 72}, [covered("liveness", 72)]),
+        ({"answered": 8, "garbled": 9}, [covered("liveness", 17), covered("marker", 8)]),
+    ],
+)
+def test_an_audit_that_hardly_got_an_answer_is_not_nothing_found(
+    how: dict[str, int], coverage: list[Coverage]
+) -> None:
+    played = Played(
+        name="mixing", says="", state="done", how=how, requests=sum(how.values()), coverage=coverage
+    )
+    report = clean(scenarios=[played], verdict="could not run", reason="hardly a request was answered")
+    for text in (Page(html.page(report)).text, shown(report)):
+        assert "Could not run" in text
+        assert "Nothing found" not in text
+        assert "Hardly a request was answered." in text
+        for kind in how.keys() & {"failed", "garbled"}:
+            assert f"{how[kind]} requests ended as {kind}: what they would have shown is not covered." in text
+
+
 def test_a_scenario_that_compared_nothing_is_told() -> None:
     report = clean(
         scenarios=[*clean().scenarios, Played(name="identical", says="", state="done", requests=4)]
     )
     for text in (Page(html.page(report)).text, shown(report)):
         assert "played, but nothing could be compared" in text
+        assert "1 of 2 scenarios compared nothing" in text
 
 
 def test_what_a_scenario_left_out_stands_beside_what_it_covered() -> None:

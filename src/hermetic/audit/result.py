@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from hermetic.audit.exchange import Answer
+from hermetic.audit.exchange import Answer, How
 
 Evidence = Literal["marker", "differential", "contrast", "semantics", "liveness", "timing"]
+LOST: tuple[How, ...] = ("failed", "silent", "cut", "garbled", "unreachable", "limited")
 EVIDENCE: tuple[Evidence, ...] = ("marker", "differential", "contrast", "semantics", "liveness", "timing")
 
 
@@ -60,6 +61,10 @@ class Played(msgspec.Struct, kw_only=True):
     how: dict[str, int] = {}  # answers by `how`
     coverage: list[Coverage] = []
 
+    def compared(self) -> bool:
+        """Whether any answer was looked at for other tenants' markers. That a request ended at all compares nothing."""
+        return any(cell.comparisons for cell in self.coverage if cell.evidence == "marker")
+
 
 class Sample(msgspec.Struct, frozen=True):
     """One point of the charts: an answer's time against what was sent, and when."""
@@ -96,10 +101,24 @@ class Report(msgspec.Struct, kw_only=True):
     samples: list[Sample] = []
     command: str = ""  # without keys
 
+    def compared(self) -> bool:
+        """Whether any answer was looked at for other tenants' markers; else nothing is known, whatever else was seen."""
+        return any(played.compared() for played in self.scenarios)
+
+    def lost(self) -> dict[How, int]:
+        """How many requests ended in ways in which none is meant to, by how. What they would have shown is not known."""
+        ends = {how: sum(played.how.get(how, 0) for played in self.scenarios) for how in LOST}
+        return {how: number for how, number in ends.items() if number}
+
+    def mostly_lost(self) -> bool:
+        """Fewer requests were answered than ended in ways in which none is meant to."""
+        answered = sum(played.how.get("answered", 0) for played in self.scenarios)
+        return sum(self.lost().values()) > answered
+
     def bound(self) -> float | None:
         """The largest share of answers that could hold somebody else's marker without having shown, at 95 %."""
         compared = sum(c.comparisons for s in self.scenarios for c in s.coverage if c.evidence == "marker")
         return min(1.0, 3.0 / compared) if compared else None
 
 
-__all__ = ["EVIDENCE", "Coverage", "Evidence", "Finding", "Highlight", "Played", "Report", "Sample"]
+__all__ = ["EVIDENCE", "LOST", "Coverage", "Evidence", "Finding", "Highlight", "Played", "Report", "Sample"]

@@ -11,6 +11,7 @@ import contextlib
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -160,6 +161,7 @@ class _Run:
         self.evidence: Evidence | None = None
         self.learned: Learned | None = None
         self._unreachable = 0
+        self._complaint = ""  # of the last answer that had one
         self._found_enough = False
         self._playing: Played | None = None
         self._task: asyncio.Future[None] | None = None
@@ -260,6 +262,8 @@ class _Run:
             )
         found = 0 if self.evidence is None else len(self.evidence.findings())
         self.progress.asked(answer, found, self.left())
+        if answer.error and answer.how != "answered":
+            self._complaint = f"status {answer.status}: {answer.error}" if answer.status else answer.error
         self._unreachable = self._unreachable + 1 if answer.how == "unreachable" else 0
         self._found_enough = self.options.fail_fast and found > 0
         if (self._found_enough or self._unreachable >= GONE) and self._task is not None:
@@ -293,13 +297,17 @@ class _Run:
             msgspec.structs.replace(s, wrong=True) if s.number in wrong else s for s in report.samples
         ]
         report.notes += self.evidence.notes()
-        compared = any(c.comparisons for p in report.scenarios for c in p.coverage)
+        report.complete = report.complete and all(played.compared() for played in report.scenarios)
         if report.findings:
             report.verdict = "findings"
-        elif compared and not report.reason:
+            return
+        if not report.reason and (report.mostly_lost() or not report.compared()):
+            ends = sum((Counter(played.how) for played in report.scenarios), Counter[str]())
+            told = ", ".join(f"{number} {how}" for how, number in ends.most_common())
+            said = f"; one of them: {self._complaint}" if self._complaint else ""
+            report.reason = f"hardly a request was answered ({told or 'none was sent'}{said})"
+        if not report.reason:
             report.verdict = "nothing found"
-        elif not compared:
-            report.reason = report.reason or "nothing could be compared"
 
 
 __all__ = ["BUDGETS", "AuditOptions", "Progress", "audit"]

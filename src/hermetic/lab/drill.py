@@ -180,7 +180,7 @@ def _audit(options: DrillOptions, server: LeakyServer) -> Report:
         report = asyncio.run(audit(asked, live))
     if report.reason == INTERRUPTED:
         raise KeyboardInterrupt
-    if not words.compared(report):
+    if not report.compared():
         raise DrillError(f"the audit could not run: {report.reason}")
     return report
 

@@ -284,15 +284,7 @@ def _notes(report: Report) -> str:
     for evidence in EVIDENCE:
         if not words.total(report, evidence).comparisons:
             notes.append(f"{evidence}: nothing was compared ({words.EVIDENCE_SAYS[evidence]}).")
-    lost: dict[str, int] = {}
-    for played in report.scenarios:
-        for how, number in played.how.items():
-            if how in ("limited", "unreachable", "garbled", "cut", "silent"):
-                lost[how] = lost.get(how, 0) + number
-    for how, number in sorted(lost.items()):
-        notes.append(
-            f"{words.count(number, 'request')} ended as {how}: what they would have shown is not covered."
-        )
+    notes += words.lost(report)
     items = "".join(f"<li>{_t(note)}</li>" for note in notes)
     return f"<section><h2>What this does not cover</h2><ul>{items}</ul></section>" if items else ""
 

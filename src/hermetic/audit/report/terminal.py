@@ -178,7 +178,7 @@ def summary(console: Console, report: Report) -> None:
         f"  {words.count(report.requests, 'request')} in {words.seconds(report.seconds)}, seed {report.seed}"
     )
     console.print(Text.assemble((head, style), (about, "dim")), soft_wrap=True)
-    for told in (words.reason(report), words.bound_sentence(report)):
+    for told in (words.reason(report), *words.lost(report), words.bound_sentence(report)):
         if told:
             console.print(Text(told))
 

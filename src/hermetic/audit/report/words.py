@@ -165,15 +165,11 @@ def total(report: Report, evidence: Evidence) -> Coverage:
     )
 
 
-def compared(report: Report) -> bool:
-    return any(c.comparisons for played in report.scenarios for c in played.coverage)
-
-
 def headline(report: Report) -> str:
     """The verdict in a few words. "Nothing found" only where something was compared and it was not broken off."""
     if report.verdict == "findings" or report.findings:
         return count(len(report.findings), "finding") + (", then broken off" if report.reason else "")
-    if not compared(report):
+    if not report.compared() or report.mostly_lost():
         return "Could not run"
     if report.verdict == "could not run":
         return "Broken off"
@@ -202,16 +198,20 @@ def bound_sentence(report: Report) -> str:
 def reason(report: Report) -> str:
     """Why the verdict is not a plain "nothing found"; empty if it is."""
     told = [_stop(report.reason)] if report.reason else []
-    if not compared(report):
+    if not report.compared():
         told = told or ["Nothing was compared."]
         return " ".join([*told, "This says nothing about the server, neither good nor bad."])
-    if report.verdict == "could not run":
+    if report.mostly_lost():
+        told.append("This is no clean result.")
+    elif report.verdict == "could not run":
         told.append("It did not come to its end, so it is no clean result: this is what was seen until then.")
     missing = [played for played in report.scenarios if played.state != "done"]
+    empty = [played for played in report.scenarios if played.state == "done" and not played.compared()]
+    scenarios = count(len(report.scenarios), "scenario")
     if missing:
-        told.append(
-            f"{len(missing)} of {count(len(report.scenarios), 'scenario')} not played to the end: see the table."
-        )
+        told.append(f"{len(missing)} of {scenarios} not played to the end: see the table.")
+    if empty:
+        told.append(f"{len(empty)} of {scenarios} compared nothing: see the table.")
     elif not report.complete and not told:
         told.append("The audit ended before all of the profile was played.")
     return " ".join(told)
@@ -223,11 +223,19 @@ def _stop(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
+def lost(report: Report) -> list[str]:
+    """What was not covered because requests ended as none is meant to, a sentence for each way."""
+    return [
+        f"{count(number, 'request')} ended as {how}: what they would have shown is not covered."
+        for how, number in report.lost().items()
+    ]
+
+
 def standing(played: Played) -> str:
     """Why a scenario is no clean row: 'not run: ...', 'cut short: ...', or empty."""
     if played.state != "done":
         return f"{played.state}: {line(played.reason, 300) or 'no reason was given'}"
-    if not any(c.comparisons for c in played.coverage):
+    if not played.compared():
         return "played, but nothing could be compared"
     return ""
 
@@ -323,7 +331,6 @@ __all__ = [
     "asked",
     "bound_sentence",
     "chance",
-    "compared",
     "count",
     "facts",
     "headline",
@@ -331,6 +338,7 @@ __all__ = [
     "in_request",
     "left_out",
     "line",
+    "lost",
     "marked_pieces",
     "one_in",
     "pieces",
