@@ -29,7 +29,6 @@ from hermetic.audit.scenarios.asking import (
 from hermetic.audit.scenarios.registry import scenario
 from hermetic.audit.stage import Stage
 
-
 KNOWN = 8  # requests of a wave that were asked alone before, at most
 
 
