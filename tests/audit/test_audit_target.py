@@ -30,6 +30,7 @@ from scripted_endpoint import (
 )
 
 from hermetic.audit.address import read_address, shown
+from hermetic.audit.engines import recognise
 from hermetic.audit.exchange import Ask
 from hermetic.audit.target import (
     AFTER_DONE,
@@ -275,6 +276,14 @@ async def test_a_server_that_hangs_up_in_the_middle_of_its_model_list_is_not_sai
         with pytest.raises(TargetError, match="closes the connection before its answer is over"):
             async with open_target([endpoint.url]):
                 pass
+
+
+@pytest.mark.parametrize("claim", [10**400, 10**30, "9" * 5000, "9" * 20, -5, 0, 1e300, True, [1], None])
+async def test_a_length_that_no_server_can_mean_is_no_claim(claim: object):
+    endpoint = ScriptedEndpoint(hello, entry={"max_model_len": claim, "context_length": 4096})
+    async with serving(endpoint), open_target([endpoint.url]) as target:
+        said = await recognise(target)
+    assert said.claimed == 4096
 
 
 async def test_a_model_that_is_not_there_is_said_with_those_that_are():

@@ -187,6 +187,20 @@ def test_logprobs_of_chat_and_of_completions_are_tokens():
     )
 
 
+@pytest.mark.parametrize(
+    "count", ["1" + "0" * 400, "-" + "9" * 30, "true", "2.5", '"7"', "[1]", "9007199254740992"]
+)
+def test_a_count_that_nothing_can_count_is_none(count: str):
+    reading = Reading("completions", 200)
+    reading.feed(
+        b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": {"prompt_tokens": %s}}'
+        % count.encode(),
+        0.1,
+    )
+    reading.end(0.2)
+    assert (reading.how(), reading.text, reading.usage.prompt) == ("answered", "x", None)
+
+
 def test_a_logprob_that_is_no_number_is_none():
     reading = read(stream(json.dumps(chunk("a", logprobs={"content": [{"token": "a", "logprob": math.nan}]})), chunk("", "stop")))  # fmt: skip
     assert [(t.text, t.logprob) for t in reading.tokens] == [("a", None)]

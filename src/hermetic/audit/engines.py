@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermetic.audit.target import Page, Target
+from hermetic.audit.wire import MOST
 
 _OWNERS = {
     "vllm": "vllm", "sglang": "sglang", "hermetic": "hermetic", "llamacpp": "llama.cpp", "library": "ollama",
@@ -140,10 +141,10 @@ def _found(page: Page | None) -> dict[str, Any]:
 
 
 def _whole(value: object) -> int | None:
-    """A positive number, also one written as text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    """A positive number that can count tokens, also one written as text."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST else None
 
 
 __all__ = ["Said", "recognise"]

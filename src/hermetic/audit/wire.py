@@ -16,6 +16,9 @@ import msgspec
 from hermetic.audit.exchange import Answer, Ask, Endpoint, How, Token, Usage
 
 MAX_BYTES = 32 * 1024**2  # of one answer; more is not an answer to anything that the audit asks
+MOST = (
+    2**53
+)  # of anything that is counted: below it, what is reckoned with it is exact, and nothing overflows
 EXCERPT = 600  # bytes of an answer that are kept as they came
 MAX_ERROR = 500  # characters of an error
 PATHS: Mapping[Endpoint, str] = {
@@ -392,7 +395,9 @@ def _text(value: object) -> str:
 
 
 def _number(value: object, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= MOST:
+        return otherwise
+    return value
 
 
 def _finite(value: object) -> float | None:
@@ -469,4 +474,4 @@ def _status(details: dict[str, Any]) -> int | None:
     return 400 if any(word in kind for word in _CLIENT_FAULTS) else None
 
 
-__all__ = ["MAX_BYTES", "PATHS", "Dialect", "EventParser", "Reading", "body"]
+__all__ = ["MAX_BYTES", "MOST", "PATHS", "Dialect", "EventParser", "Reading", "body"]

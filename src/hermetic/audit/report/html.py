@@ -281,7 +281,7 @@ def _charts(report: Report) -> str:
 
 def _notes(report: Report) -> str:
     notes = [words.line(note, 600) for note in report.notes]
-    for evidence in EVIDENCE:
+    for evidence in EVIDENCE if report.compared() else ():
         if not words.total(report, evidence).comparisons:
             notes.append(f"{evidence}: nothing was compared ({words.EVIDENCE_SAYS[evidence]}).")
     notes += words.lost(report)
