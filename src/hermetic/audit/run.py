@@ -32,6 +32,11 @@ from hermetic.audit.stage import SIZES, Stage
 from hermetic.audit.target import Target, TargetError, TargetOptions, open_target
 
 BUDGETS = {"quick": 150.0, "standard": 1200.0, "soak": 4 * 3600.0}  # seconds, where none is given
+QUICK_SERVER = (
+    0.3  # seconds to a first token, up to which BUDGETS are enough; a slower server is given as much more,
+)
+SLOWER = 4.0  # but no more than so many times the budget
+NO_TIME = "no time left in the budget"
 LEARNING = 0.25  # share of the budget for learning limits, speed and noise
 MOST_LEARNING = 120.0  # seconds
 GRACE = 30.0  # seconds that a scenario may take longer than its share, before it is cut short
@@ -173,6 +178,8 @@ class _Run:
         report = self.report
         learning = replace(self.options.target, learning=min(LEARNING * self.budget, MOST_LEARNING))
         learned = await learn(target, learning, self.progress.learning)
+        if self.options.budget is None:
+            self.budget *= min(SLOWER, max(1.0, learned.first / QUICK_SERVER))
         report.model, report.limits = learned.model, msgspec.to_builtins(learned)
         report.noise = msgspec.to_builtins(learned.noise)
         todo = chosen(self.options.scenarios, self.options.profile, learned, self.options.target.keys)
@@ -186,7 +193,7 @@ class _Run:
         for number, (scenario, played) in enumerate(able):
             share = self.left() * scenario.weight / sum(one.weight for one, _ in able[number:])
             if number and share < learned.first:
-                played.reason = "no time left in the budget"
+                played.reason = NO_TIME
                 continue
             self.progress.playing(played, number + 1, len(able), self.left())
             try:
@@ -306,6 +313,12 @@ class _Run:
             told = ", ".join(f"{number} {how}" for how, number in ends.most_common())
             said = f"; one of them: {self._complaint}" if self._complaint else ""
             report.reason = f"hardly a request was answered ({told or 'none was sent'}{said})"
+        skipped = sum(played.reason == NO_TIME for played in report.scenarios)
+        if skipped and not report.reason:
+            report.reason = (
+                f"the budget of {self.budget:.0f} s was over before {skipped} of {len(report.scenarios)} scenarios could be played: "
+                f"give more with --budget, or name fewer with --scenario"
+            )
         if not report.reason:
             report.verdict = "nothing found"
 

@@ -1,0 +1,74 @@
+"""Time: what an audit does with too little of it, and how much it takes where none is given."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_endpoint import SmallEngine, serving
+
+from hermetic.audit import run
+from hermetic.audit.command import code
+from hermetic.audit.exchange import Answer
+from hermetic.audit.result import Played, Report
+from hermetic.audit.run import AuditOptions, audit
+from hermetic.audit.scenarios import Scenario
+from hermetic.audit.scenarios.asking import copy
+from hermetic.audit.stage import Stage
+
+
+class Told:
+    """The time that was left when the first scenario began."""
+
+    left = 0.0
+
+    def learning(self, what: str) -> None: ...
+
+    def slowed(self, seconds: float) -> None: ...
+
+    def playing(self, played: Played, number: int, of: int, left: float) -> None:
+        self.left = self.left or left
+
+    def asked(self, answer: Answer, findings: int, left: float) -> None: ...
+
+
+async def all_the_time(stage: Stage) -> None:
+    for tenant in (stage.tenant(), stage.tenant()):
+        await stage.alone(copy(stage, tenant))
+    await asyncio.sleep(stage.left() + 0.1)
+
+
+async def nothing(stage: Stage) -> None:
+    await stage.alone(copy(stage, stage.tenant()))
+
+
+PLAYS = [
+    (Scenario("long", "", all_the_time, ("marker",), weight=1e6), ""),
+    (Scenario("short", "", nothing, ("marker",)), ""),
+]
+
+
+async def audited(told: Told, **options: Any) -> Report:
+    async with serving(SmallEngine()) as endpoint:
+        return await audit(AuditOptions((endpoint.url,), **options), told)
+
+
+async def test_scenarios_that_were_not_reached_are_no_nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "chosen", lambda *_: PLAYS)
+    report = await audited(Told(), budget=12.0)
+    assert [played.state for played in report.scenarios] == ["done", "not run"]
+    assert report.verdict == "could not run"
+    assert code(report) == 2
+    assert "before 1 of 2 scenarios could be played: give more with --budget" in report.reason
+
+
+async def test_a_slow_server_gets_more_time_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any server is slow where a tenth of a microsecond is quick: four times the 12 s."""
+    monkeypatch.setattr(run, "chosen", lambda *_: PLAYS[1:])
+    monkeypatch.setitem(run.BUDGETS, "quick", 12.0)
+    monkeypatch.setattr(run, "QUICK_SERVER", 1e-7)
+    more, given = Told(), Told()
+    await audited(more)
+    await audited(given, budget=12.0)
+    assert given.left < 12.0 < more.left < 48.0
