@@ -198,7 +198,7 @@ def test_an_audit_that_was_broken_off_is_not_nothing_found() -> None:
 def test_findings_of_an_audit_that_was_broken_off_are_not_all_there_is_to_say() -> None:
     report = clean(verdict="findings", reason="interrupted", complete=False, findings=[leak()])
     for text in (Page(html.page(report)).text, shown(report)):
-        assert "1 finding, then broken off" in text
+        assert "1 finding, but not all was played" in text
 
 
 def test_with_a_leak_no_bound_is_given() -> None:

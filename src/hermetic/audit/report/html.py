@@ -74,7 +74,8 @@ def _verdict(report: Report) -> str:
 
 def _in_short(findings: Sequence[Finding]) -> str:
     first = "".join(
-        f'<li><a href="#f{n}">{_t(words.line(f.what, 240))}</a></li>' for n, f in enumerate(findings[:5], 1)
+        f'<li><a href="#f{n}">{_t(words.sentence(f.what, 240))}</a></li>'
+        for n, f in enumerate(findings[:5], 1)
     )
     more = f"<li>and {len(findings) - 5:,} more</li>" if len(findings) > 5 else ""
     return f"<ol class='short'>{first}{more}</ol>"
@@ -144,8 +145,8 @@ def _finding(number: int, finding: Finding) -> str:
     sides = _sides(finding)
     known = BY_NAME.get(finding.signature)
     return (
-        f'<article id="f{number}"><p class="tags">{tags}</p><h3>{number}. {_t(words.line(finding.what, 600))}</h3>'
-        f"<p>{_t(words.line(finding.why, 1000))}</p>{chance}{sides}{_known(known)}{_detail(finding)}{_repeat(finding)}</article>"
+        f'<article id="f{number}"><p class="tags">{tags}</p><h3>{number}. {_t(words.sentence(finding.what, 600))}</h3>'
+        f"<p>{_t(words.sentence(finding.why, 1000))}</p>{chance}{sides}{_known(known)}{_detail(finding)}{_repeat(finding)}</article>"
     )
 
 

@@ -58,7 +58,7 @@ def _scenario(suite: ElementTree.Element, played: Played, findings: list[Finding
     )
     for finding in findings:
         failure = ElementTree.SubElement(
-            case, "failure", type=finding.evidence, message=_xml(words.line(finding.what, 300))
+            case, "failure", type=finding.evidence, message=_xml(words.sentence(finding.what, 300))
         )
         failure.text = _xml(_told(finding))
     standing = words.standing(played)
@@ -85,8 +85,8 @@ def _covered(played: Played) -> list[str]:
 
 def _told(finding: Finding) -> str:
     lines = [
-        words.visible(finding.what),
-        words.visible(finding.why),
+        words.sentence(finding.what, 1000),
+        words.sentence(finding.why, 1000),
         words.chance(finding.p),
         f"seen {words.count(finding.times, 'time')}",
     ]

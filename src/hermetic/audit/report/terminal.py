@@ -240,7 +240,7 @@ def _finding(console: Console, number: int, finding: Finding) -> None:
     table.add_column(overflow="fold")
     for label, told in rows:
         table.add_row(f"   {label}", told)
-    console.print(Text.assemble((f"{number}. ", "bold red"), (words.line(finding.what, 300), "bold")))
+    console.print(Text.assemble((f"{number}. ", "bold red"), (words.sentence(finding.what, 300), "bold")))
     console.print(table)
     if finding.repeat:  # on one line, however long, so that it can be copied
         console.print(

@@ -168,7 +168,7 @@ def total(report: Report, evidence: Evidence) -> Coverage:
 def headline(report: Report) -> str:
     """The verdict in a few words. "Nothing found" only where something was compared and it was not broken off."""
     if report.verdict == "findings" or report.findings:
-        return count(len(report.findings), "finding") + (", then broken off" if report.reason else "")
+        return count(len(report.findings), "finding") + (", but not all was played" if report.reason else "")
     if not report.compared() or report.mostly_lost():
         return "Could not run"
     if report.verdict == "could not run":
@@ -197,7 +197,7 @@ def bound_sentence(report: Report) -> str:
 
 def reason(report: Report) -> str:
     """Why the verdict is not a plain "nothing found"; empty if it is."""
-    told = [_stop(report.reason)] if report.reason else []
+    told = [sentence(report.reason)] if report.reason else []
     if not report.compared():
         told = told or ["Nothing was compared."]
         return " ".join([*told, "This says nothing about the server, neither good nor bad."])
@@ -217,8 +217,9 @@ def reason(report: Report) -> str:
     return " ".join(told)
 
 
-def _stop(text: str) -> str:
-    text = line(text, 600)
+def sentence(text: str, most: int = 600) -> str:
+    """On one line, as `line`, with a capital letter and a full stop."""
+    text = line(text, most)
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."
 
@@ -344,6 +345,7 @@ __all__ = [
     "pieces",
     "reason",
     "seconds",
+    "sentence",
     "standing",
     "total",
     "victim",
