@@ -72,3 +72,28 @@ async def test_a_slow_server_gets_more_time_where_none_is_given(monkeypatch: pyt
     await audited(more)
     await audited(given, budget=12.0)
     assert given.left < 12.0 < more.left < 48.0
+
+
+async def test_the_standard_profile_plays_everything_short_first_and_what_is_risky_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: list[tuple[str, int, float]] = []
+
+    def noting(name: str) -> Any:
+        async def play(stage: Stage) -> None:
+            played.append((name, stage.size.rounds, stage.random.random()))
+            for tenant in (stage.tenant(), stage.tenant()):
+                await stage.alone(copy(stage, tenant))
+
+        return play
+
+    scenarios = [("calm", 10), ("calmer", 20), ("risky", 90)]
+    plays = [(Scenario(name, "", noting(name), ("marker",), order=order), "") for name, order in scenarios]
+    monkeypatch.setattr(run, "chosen", lambda *_: plays)
+    report = await audited(Told(), profile="standard", budget=30.0)
+    assert [(name, rounds) for name, rounds, _ in played] == [
+        ("calm", 3), ("calmer", 3), ("calm", 12), ("calmer", 12), ("risky", 12),
+    ]  # fmt: skip
+    assert len({drawn for *_, drawn in played}) == 5  # nothing is asked a second time
+    assert [(p.state, p.requests) for p in report.scenarios] == [("done", 4), ("done", 4), ("done", 2)]
+    assert report.complete

@@ -37,6 +37,12 @@ QUICK_SERVER = (
 )
 SLOWER = 4.0  # but no more than so many times the budget
 NO_TIME = "no time left in the budget"
+PASSES: dict[str, tuple[str, ...]] = {  # sizes in which every scenario is played, one after the other
+    "quick": ("quick",),
+    "standard": ("quick", "standard"),
+    "soak": ("quick", "standard", "soak"),
+}
+RISKY = 90  # `Scenario.order` from which on a server may not recover: played in the last pass alone
 LEARNING = 0.25  # share of the budget for learning limits, speed and noise
 MOST_LEARNING = 120.0  # seconds
 GRACE = 30.0  # seconds that a scenario may take longer than its share, before it is cut short
@@ -190,21 +196,35 @@ class _Run:
         self._enough(learned, [one for one, _ in able])
         plant = Plant(self.options.seed)
         self.evidence, self.learned = Evidence(learned, plant), learned
-        for number, (scenario, played) in enumerate(able):
-            share = self.left() * scenario.weight / sum(one.weight for one, _ in able[number:])
-            if number and share < learned.first:
-                played.reason = NO_TIME
-                continue
-            self.progress.playing(played, number + 1, len(able), self.left())
-            try:
-                await self._one(scenario, played, target, learned, plant, share)
-            except _ServerGone:
-                report.reason = f"the server cannot be reached any more, since {played.name}: {GONE} requests in a row had no connection"
-                return
-            except _Enough:
-                report.notes.append("The first finding ended this audit, as --fail-fast asks.")
-                return
+        try:
+            for turn in range(len(PASSES[self.options.profile])):
+                await self._pass(turn, able, target, plant)
+        except _ServerGone as gone:
+            report.reason = f"the server cannot be reached any more, since {gone}: {GONE} requests in a row had no connection"
+            return
+        except _Enough:
+            report.notes.append("The first finding ended this audit, as --fail-fast asks.")
+            return
         report.complete = all(p.state == "done" for p in report.scenarios)
+
+    async def _pass(
+        self, turn: int, able: list[tuple[Scenario, Played]], target: Target, plant: Plant
+    ) -> None:
+        """All of them in one size: a short pass first, so that what shows easily shows soon."""
+        assert self.learned is not None
+        sizes = PASSES[self.options.profile]
+        last = turn + 1 == len(sizes)
+        some = [(one, played) for one, played in able if last or one.order < RISKY]
+        rest = 0.0 if last else self.left() - min(BUDGETS[sizes[turn]], self.left() / 4)
+        for number, (scenario, played) in enumerate(some):
+            share = (self.left() - rest) * scenario.weight / sum(one.weight for one, _ in some[number:])
+            if (turn or number) and share < self.learned.first:
+                played.state, played.reason = "cut short" if played.requests else "not run", NO_TIME
+                continue
+            self.progress.playing(played, turn * len(able) + number + 1, len(sizes) * len(able), self.left())
+            await self._one(scenario, played, turn, share, target, plant)
+            if not last and played.state == "done":
+                played.state, played.reason = "cut short", "only its short form was played"
 
     def _enough(self, learned: Learned, able: list[Scenario]) -> None:
         if not able:
@@ -219,25 +239,27 @@ class _Run:
             )
 
     async def _one(
-        self, scenario: Scenario, played: Played, target: Target, learned: Learned, plant: Plant, share: float
+        self, scenario: Scenario, played: Played, turn: int, share: float, target: Target, plant: Plant
     ) -> None:
         assert self.evidence is not None
-        began = time.monotonic()
+        assert self.learned is not None
+        began, bound = time.monotonic(), self.learned.bound
+        size = SIZES[PASSES[self.options.profile][turn]]
         stage = Stage(
-            scenario.name, target, learned, plant, self.evidence, SIZES[self.options.profile], self.options.seed,
-            lambda: share - (time.monotonic() - began), max(1, self.options.target.keys), self._answered,
+            scenario.name, target, self.learned, plant, self.evidence, size, self.options.seed,
+            lambda: share - (time.monotonic() - began), max(1, self.options.target.keys), self._answered, turn,
         )  # fmt: skip
-        self._playing, played.reason = played, ""
+        self._playing = played
         played.state, played.reason = "cut short", "interrupted"
         self._task = asyncio.ensure_future(scenario.play(stage))
         try:
-            async with asyncio.timeout(max(share, 0.0) + GRACE + learned.bound):
+            async with asyncio.timeout(max(share, 0.0) + GRACE + bound):
                 await self._task
             played.state, played.reason = "done", "; ".join(stage.notes)
             if self.options.fail_fast and self.evidence.findings():
                 raise _Enough
         except TimeoutError:
-            played.reason = f"did not end {GRACE + learned.bound:.0f} s after its share of the time"
+            played.reason = f"did not end {GRACE + bound:.0f} s after its share of the time"
         except asyncio.CancelledError:
             if self._found_enough:
                 played.reason = "ended by the first finding"
@@ -245,9 +267,9 @@ class _Run:
             if self._unreachable < GONE:
                 raise
             played.reason = "the server could not be reached any more"
-            raise _ServerGone from None
+            raise _ServerGone(played.name) from None
         finally:
-            played.seconds = time.monotonic() - began
+            played.seconds += time.monotonic() - began
 
     def _answered(self, scenario: str, answer: Answer) -> None:
         played, report = self._playing, self.report

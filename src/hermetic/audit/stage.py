@@ -70,7 +70,7 @@ class Sender(Protocol):
 
 
 class Stage:
-    """One scenario's view of the audit. `random` depends on seed and scenario alone."""
+    """One scenario's view of the audit. `random` depends on seed, scenario and `turn` (how often it was played before) alone."""
 
     def __init__(
         self,
@@ -84,9 +84,10 @@ class Stage:
         left: Callable[[], float],
         keys: int = 1,
         answered: Callable[[str, Answer], None] = lambda *_: None,
+        turn: int = 0,
     ) -> None:
         self.name, self.learned, self.size, self.keys = name, learned, size, keys
-        self.random = random.Random(f"{seed}/{name}")
+        self.random = random.Random(f"{seed}/{name}/{turn}" if turn else f"{seed}/{name}")
         self._target, self._plant, self._judge, self._left, self._answered = (
             target,
             plant,
