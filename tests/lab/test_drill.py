@@ -18,6 +18,8 @@ from hermetic.audit.exchange import Answer, Ask
 from hermetic.audit.result import Coverage, Finding, Highlight, Played, Report
 from hermetic.lab import drill
 from hermetic.lab.drill import Exchange, Side, faults, show
+from hermetic.model.source import locate
+from hermetic.model.tokenizer import Tokenizer
 
 
 def report(*findings: Finding, verdict: str) -> Report:
@@ -42,6 +44,7 @@ def leak() -> Finding:
     )  # fmt: skip
 
 
+DRILL = [sys.executable, "-m", "hermetic.cli", "drill"]
 LEAKY = Side(
     drill.FAULTY, 2048, Exchange(200, "-PELICAN-7731 is Alice.", 526), report(leak(), verdict="findings")
 )
@@ -70,6 +73,13 @@ def test_a_leak_that_is_found_and_a_refusal_are_what_the_drill_must_show() -> No
 def test_anything_else_is_said(leaky: Side, sound: Side, said: str) -> None:
     (found,) = faults(leaky, sound)
     assert said in found
+
+
+def test_alices_prompt_fits_the_prefill_pool_and_bobs_fits_only_the_decode_pool() -> None:
+    tokenizer = Tokenizer.load(locate("smollm2"))
+    alice, bob = (len(tokenizer.encode(text)) + drill.ANSWER for text in (drill.ALICE, drill.BOB))
+    assert alice <= drill.PREFILL < bob - drill.ANSWER
+    assert bob <= drill.DECODE
 
 
 @pytest.mark.parametrize(("width", "beside"), [(160, True), (80, False)])
@@ -104,21 +114,37 @@ def children(pid: int) -> set[int]:
     return found - {pid}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--scenario", "over-capcity"], "did you mean over-capacity?"),
+        (["--budget", "0"], "like 90s, 5m or 2h"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_a_server_starts(arguments: list[str], said: str) -> None:
+    ended = subprocess.run([*DRILL, *arguments], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
+    assert said in ended.stderr
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_server_outlives_a_drill_that_is_ended_while_one_starts(number: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hermetic.lab.drill"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+@pytest.mark.parametrize("audited", [False, True], ids=["starting", "audited"])
+def test_no_server_outlives_a_drill_that_is_ended(number: int, audited: bool) -> None:
+    """While the first server starts, and while it is audited."""
+    process = subprocess.Popen(DRILL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
     started: set[int] = set()
     while len(started) < 3 and process.poll() is None:  # the server and its two workers
         started = children(process.pid)
         time.sleep(0.1)
+    while audited and "how fast" not in (line := process.stderr.readline()):
+        assert line, "it ended before its audit began"
     process.send_signal(number)
+    said = process.stderr.read()
     process.wait(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 130
     while any(Path(f"/proc/{pid}").exists() for pid in started):  # the test's own time-out ends this
         time.sleep(0.2)
-    assert process.stderr is not None
-    assert ("interrupted; its servers have ended" in process.stderr.read()) is (number != signal.SIGKILL)
+    assert ("interrupted; its servers have ended" in said) is (number != signal.SIGKILL)

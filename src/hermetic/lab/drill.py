@@ -31,15 +31,15 @@ from hermetic.audit.scenarios import chosen
 from hermetic.audit.target import TargetOptions
 from hermetic.lab.leaky import LeakyError, LeakyOptions, LeakyServer
 
-PROFILE, SCENARIOS = "quick", ("over-capacity",)
+PROFILE, SCENARIOS = "quick", ("long-prompts", "over-capacity")
 BUDGET = 120.0  # seconds of each audit
 PREFILL, DECODE = 1024, 4096  # tokens of the pools; a faulty gateway advertises the larger
-ALICE = "PELICAN-7731 is Alice. " * 39
+ALICE = "PELICAN-7731 is Alice. " * 80  # 961 tokens: nearly all that prefill holds
 BOB = (
     "The weather this week. On Monday it rained in the north and the wind came from the sea. On Tuesday the sky was grey "
     "until noon, then the sun came through and the streets dried. On Wednesday there was fog in the valley, and the hills "
     "stood above it like islands. "
-) * 9 + "The forecast says that"
+) * 18 + "The forecast says that"  # 1,048 tokens: a little more
 ANSWER = 24  # tokens
 MARKS = ("PELICAN-7731", "PELICAN", "7731", "Alice")
 FAULTY, SHIPPED = "with the incident's fault, walls down", "as shipped"
@@ -260,7 +260,7 @@ def _scenario(played: Played) -> Text:
 def _finding(finding: Finding) -> list[Text]:
     """What was seen, and the wrong answer with what is another's in reverse."""
     seen = f"{finding.evidence}, seen {words.count(finding.times, 'time')}; {words.chance(finding.p)}"
-    told = [Text(words.line(finding.what, 240), style="bold"), Text(seen, style="dim")]
+    told = [Text(words.sentence(finding.what, 240), style="bold"), Text(seen, style="dim")]
     for answer in finding.answers[:1]:
         if answer.text:
             quoted = Text()
