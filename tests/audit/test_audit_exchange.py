@@ -6,7 +6,9 @@ from hermetic.audit.exchange import KEPT, Answer, Ask, shortened
 
 
 def test_a_prompt_of_megabytes_is_kept_by_its_beginning_and_its_length() -> None:
-    long = Answer(ask=Ask(tenant="a", prompt="word " * 1_000_000), number=1, sent=0.0, how="answered", text="t")
+    long = Answer(
+        ask=Ask(tenant="a", prompt="word " * 1_000_000), number=1, sent=0.0, how="answered", text="t"
+    )
     short = shortened(long)
     assert str(short.ask.prompt).startswith("word word")
     assert "4,980,000 more characters" in str(short.ask.prompt)
