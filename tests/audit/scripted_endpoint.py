@@ -232,7 +232,7 @@ class SmallEngine:
         ):
             return await self._no(wire, 404, "no such path")
         fields = request.json
-        prompt = fields["messages"][-1]["content"] if chat else fields["prompt"]
+        prompt = " ".join(part["content"] for part in fields["messages"]) if chat else fields["prompt"]
         if isinstance(prompt, list) and not self.ids:
             return await self._no(wire, 400, "prompt must be text")
         words = prompt.split() if isinstance(prompt, str) else [str(token) for token in prompt]

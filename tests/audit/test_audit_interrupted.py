@@ -21,7 +21,7 @@ from hermetic.audit.report import json_file
 from hermetic.audit.result import Report
 from hermetic.audit.run import AuditOptions, audit
 
-LEARNING, PLAYING = "learning: how much", "1/1 mixing"  # lines of progress
+LEARNING, PLAYING = "learning: how much", "/3 mixing"  # lines of progress
 WORDS = ("--profile", "soak", "--scenario", "mixing", "--budget", "10m")
 
 
