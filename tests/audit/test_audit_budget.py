@@ -16,6 +16,7 @@ from hermetic.audit.run import AuditOptions, audit
 from hermetic.audit.scenarios import Scenario
 from hermetic.audit.scenarios.asking import copy
 from hermetic.audit.stage import Stage
+from hermetic.audit.target import TargetOptions
 
 
 class Told:
@@ -52,6 +53,15 @@ PLAYS = [
 async def audited(told: Told, **options: Any) -> Report:
     async with serving(SmallEngine()) as endpoint:
         return await audit(AuditOptions((endpoint.url,), **options), told)
+
+
+def test_the_command_that_repeats_an_audit_asks_the_same_and_holds_no_key() -> None:
+    target = TargetOptions(model="m 2", api_key="hk-one", second_key="hk-two", ca="ca.pem")
+    options = AuditOptions(("http://h:1",), target, "soak", ("mixing", "keys"), 90.0, 7, fail_fast=True)
+    assert options.command() == (
+        "hermetic audit http://h:1 --profile soak --seed 7 --model 'm 2' --ca ca.pem --scenario mixing --scenario keys "
+        "--budget 90s --fail-fast"
+    )
 
 
 async def test_scenarios_that_were_not_reached_are_no_nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ class AuditOptions:
         """How to run this again. Holds no key."""
         urls = map(shown, self.urls)
         words = ["hermetic", "audit", *urls, "--profile", self.profile, "--seed", str(self.seed)]
+        words += ["--model", self.target.model] if self.target.model else []
+        words += ["--ca", self.target.ca] if self.target.ca else []
         words += [w for name in self.scenarios for w in ("--scenario", name)]
         if self.budget is not None:
             words += ["--budget", f"{self.budget:g}s"]
