@@ -216,6 +216,7 @@ class SmallEngine:
     logprobs: bool = True
     ids: bool = True
     seconds_a_token: float = 0.0
+    reads: int = 1 << 40  # a longer prompt is not read at all, and answered at once
     hangs: tuple[int, ...] = ()
     stuck_after: bool = False  # after such a length nobody is served any more
     key: str = ""
@@ -243,7 +244,7 @@ class SmallEngine:
             self.stuck = self.stuck or self.stuck_after
             await asyncio.Event().wait()
         self.accepted.append(tokens)
-        await asyncio.sleep(tokens * self.seconds_a_token)
+        await asyncio.sleep(tokens * self.seconds_a_token if tokens <= self.reads else 0.0)
         await self._answer(wire, chat, fields, words[-fields["max_tokens"] :], tokens)
 
     async def _no(self, wire: Wire, status: int, message: str) -> None:

@@ -254,6 +254,15 @@ async def test_the_prefill_rate_is_the_slope_and_not_the_whole_time():
     assert learned.bound >= 30
 
 
+async def test_prompts_that_nobody_reads_are_noted_and_say_nothing_of_the_rate():
+    learned, _ = await learned_of(
+        SmallEngine(limit=4000, seconds_a_token=0.002, reads=200), entry={"max_model_len": 4000}
+    )
+    assert learned.prefill is not None
+    assert 50 < learned.prefill < 600
+    assert "256 words" in learned.facts["longer prompts are faster"]
+
+
 async def test_tokens_a_word_are_of_the_audits_own_prompts():
     learned, _ = await learned_of(SmallEngine())
     assert learned.tokens_per_word == pytest.approx(1.0)  # this server's tokens are words

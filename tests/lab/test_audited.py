@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hermetic.audit.result import Finding, Report
-from hermetic.lab.audited import CLEAN, Row, main, summary
+from hermetic.lab.audited import CLEAN, Row, code, main, summary
 
 
 def report(*evidence: str, verdict: str = "nothing found") -> Report:
@@ -33,7 +33,7 @@ def test_fifty_clean_audits_bound_false_alarms_by_three_in_fifty() -> None:
 
 def test_an_audit_that_could_not_run_counts_neither_way() -> None:
     rows = [
-        Row(CLEAN, 1, 0, None, "no route"),
+        Row(CLEAN, 1, 0, report(verdict="could not run")),
         Row(CLEAN, 2, 0, report(verdict="could not run")),
         Row(CLEAN, 3, 0, report("timing")),
         Row("truncated", 1, 1, report("semantics")),
@@ -44,6 +44,20 @@ def test_an_audit_that_could_not_run_counts_neither_way() -> None:
     assert "1 of 1 audits of a clean server found something" in told
     assert "2 could not run" in told
     assert "at most" not in told
+
+
+def test_a_clean_server_that_could_not_be_audited_is_no_success() -> None:
+    assert code([Row(CLEAN, 1, 0, report()), Row("truncated", 1, 1, report("semantics"))]) == 0
+    assert code([Row(CLEAN, 1, 0, report()), Row(CLEAN, 2, 0, report(verdict="could not run"))]) == 2
+    assert code([Row(CLEAN, 1, 0, report("timing"))]) == 1
+    assert code([Row("truncated", 1, 1, report())]) == 1
+
+
+def test_a_folder_for_reports_that_is_none_is_refused_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["none", "--json", "/nowhere/at/all"]) == 2
+    assert "it must be a folder" in capsys.readouterr().err
 
 
 def test_an_unknown_fault_is_refused_before_anything_is_started(capsys: pytest.CaptureFixture[str]) -> None:

@@ -294,7 +294,7 @@ class _Learning:
                 crowd = [asks[number % len(asks)] for number in range(BESIDE)]
                 beside += await asyncio.gather(*(self.target.send(ask) for ask in crowd))
                 self.wave = max(self.wave, time.monotonic() - began)
-        self.learned.noise = together(
+        self.learned.noise = _together(
             measure(
                 first,
                 [answer for answer in alone if answer.ask == first.ask],
@@ -487,7 +487,7 @@ def measure(first: Answer, alone: Sequence[Answer], beside: Sequence[Answer]) ->
     )
 
 
-def together(parts: Iterable[Noise]) -> Noise:
+def _together(parts: Iterable[Noise]) -> Noise:
     """What was measured on several requests, as one."""
     some = list(parts)
     return Noise(
@@ -531,4 +531,4 @@ def _both(one: Edge, other: Edge) -> Edge:
     )
 
 
-__all__ = ["Ruler", "learn", "measure", "together"]
+__all__ = ["Ruler", "learn", "measure"]

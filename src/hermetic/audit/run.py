@@ -32,10 +32,9 @@ from hermetic.audit.stage import SIZES, Stage
 from hermetic.audit.target import Target, TargetError, TargetOptions, open_target
 
 BUDGETS = {"quick": 150.0, "standard": 1200.0, "soak": 4 * 3600.0}  # seconds, where none is given
-QUICK_SERVER = (
-    0.3  # seconds to a first token, up to which BUDGETS are enough; a slower server is given as much more,
-)
-SLOWER = 4.0  # but no more than so many times the budget
+# Seconds to a first token, up to which BUDGETS are enough; a slower server is given as much more, up to SLOWER times the budget.
+QUICK_SERVER = 0.3
+SLOWER = 4.0
 NO_TIME = "no time left in the budget"
 PASSES: dict[str, tuple[str, ...]] = {  # sizes in which every scenario is played, one after the other
     "quick": ("quick",),

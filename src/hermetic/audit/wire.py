@@ -16,9 +16,8 @@ import msgspec
 from hermetic.audit.exchange import Answer, Ask, Endpoint, How, Token, Usage
 
 MAX_BYTES = 32 * 1024**2  # of one answer; more is not an answer to anything that the audit asks
-MOST = (
-    2**53
-)  # of anything that is counted: below it, what is reckoned with it is exact, and nothing overflows
+# Of anything that is counted: below it, what is reckoned with it is exact, and nothing overflows.
+MOST = 2**53
 EXCERPT = 600  # bytes of an answer that are kept as they came
 MAX_ERROR = 500  # characters of an error
 PATHS: Mapping[Endpoint, str] = {

@@ -22,8 +22,8 @@ from hermetic.audit.chance import rule_of_three
 from hermetic.audit.command import seconds
 from hermetic.audit.report import json_file
 from hermetic.audit.result import Report
-from hermetic.audit.run import AuditOptions, audit
-from hermetic.audit.target import TargetError, TargetOptions
+from hermetic.audit.run import INTERRUPTED, AuditOptions, audit
+from hermetic.audit.target import TargetOptions
 from hermetic.lab.leaky import FAULTS, KEYS, LeakyError, LeakyOptions, LeakyServer, find
 from hermetic.options import OptionError
 
@@ -38,19 +38,21 @@ class Row:
     fault: str
     seed: int
     struck: int
-    report: Report | None
-    reason: str = ""  # why there is none
+    report: Report
 
     @property
     def found(self) -> bool:
-        return self.report is not None and bool(self.report.findings)
+        return bool(self.report.findings)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it says anything: a finding, or that there is none."""
+        return self.report.verdict != "could not run"
 
     def cells(self) -> list[str]:
         """For the table: fault, rate, strikes, what found it, in which scenario, requests, seconds, what it said."""
         fault = FAULTS.get(self.fault)
         rate = "" if fault is None else f"1 in {round(1 / fault.rate)}"
-        if self.report is None:
-            return [self.fault, rate, str(self.struck), "could not run", "", "", "", self.reason]
         evidence = ", ".join(dict.fromkeys(f.evidence for f in self.report.findings))
         scenarios = ", ".join(dict.fromkeys(f.scenario for f in self.report.findings))
         said = self.report.findings[0].what if self.report.findings else self.report.reason
@@ -86,11 +88,8 @@ def _one(name: str, server: LeakyServer, options: AuditOptions, seed: int, into:
         (server.url,), TargetOptions(api_key=KEYS[0], second_key=KEYS[1]), options.profile, options.scenarios, options.budget,
         seed, options.fail_fast,
     )  # fmt: skip
-    try:
-        report = asyncio.run(audit(asked))
-    except TargetError as error:
-        return Row(name, seed, server.struck, None, str(error))
-    if report.reason == "interrupted":
+    report = asyncio.run(audit(asked))
+    if report.reason == INTERRUPTED:
         raise KeyboardInterrupt
     if into is not None:
         json_file.write(into / f"{name}-{options.profile}-{seed}.json", report)
@@ -105,7 +104,7 @@ def summary(rows: list[Row]) -> str:
     if leaky:
         told.append(f"{sum(row.found for row in leaky)} of {len(leaky)} leaky servers found")
     if clean:
-        whole = [row for row in clean if row.report is not None and row.report.verdict != "could not run"]
+        whole = [row for row in clean if row.whole]
         alarms = sum(row.found for row in whole)
         bound = rule_of_three(len(whole))
         told.append(
@@ -117,7 +116,8 @@ def summary(rows: list[Row]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """0: every leaky server was found, and nothing at a clean one. 1: not so. 2: a server did not start."""
+    """0: every leaky server was found, and nothing at a clean one. 1: not so. 2: a server did not start, or a clean one could not
+    be audited to the end."""
     parser = argparse.ArgumentParser(
         prog="python -m hermetic.lab audited",
         description="Audits of leaky and of clean servers, as a table.",
@@ -138,6 +138,8 @@ def main(arguments: list[str]) -> int:
         for name in names:
             if name != CLEAN:
                 find(name)
+        if given.json is not None and not given.json.is_dir():
+            raise OptionError(f"--json is {given.json}; it must be a folder")
         options = AuditOptions(
             (), profile=given.profile, scenarios=tuple(given.scenario),
             budget=None if given.budget is None else seconds(given.budget), fail_fast=names != [CLEAN],
@@ -155,7 +157,14 @@ def main(arguments: list[str]) -> int:
     finally:
         if rows:
             print(f"\n{summary(rows)}  (on {os.cpu_count()} cores)")
-    return 0 if all(row.found == (row.fault != CLEAN) for row in rows) else 1
+    return code(rows)
 
 
-__all__ = ["CLEAN", "Row", "main", "play", "summary"]
+def code(rows: list[Row]) -> int:
+    """See `main`."""
+    if any(row.found != (row.fault != CLEAN) for row in rows):
+        return 1
+    return 0 if all(row.whole for row in rows) else 2
+
+
+__all__ = ["CLEAN", "Row", "code", "main", "play", "summary"]

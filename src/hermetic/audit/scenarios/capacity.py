@@ -231,10 +231,9 @@ async def long_prompts(stage: Stage) -> None:
     endpoints = itertools.cycle(text_endpoints(stage))
     accepted = min(stage.learned.longest(endpoint) for endpoint in text_endpoints(stage))
     steps = [int(accepted * part) for part in LADDER]
-    fit = [n for n in steps if affordable(stage, n, 0.3)]
-    if len(fit) < len(steps):
-        stage.note(f"prompts of more than {max(fit, default=0)} tokens take too long to be read in the time there is")  # fmt: skip
-    fit = fit or [min(steps[0], AT_LEAST)]
+    fit = [n for n in steps if affordable(stage, n, 0.3)] or [min(steps[0], AT_LEAST)]
+    if max(fit) < max(steps):
+        stage.note(f"prompts of more than {max(fit)} tokens take too long to be read in the time there is")
     alone: dict[int, Answer] = {}
     async for number in stage.rounds():
         for tokens in stage.random.sample(fit, len(fit)):
