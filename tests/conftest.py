@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -30,6 +31,13 @@ RECORDED = ("handoff", "engine", "lab", "worker/test_lifecycle.py")  # folders a
 _RECORDING: pytest.StashKey[tuple[str, Any]] = pytest.StashKey()
 _taken: Counter[tuple[str, str, str]] = Counter()
 _checked: Counter[str] = Counter()
+
+
+# nohup, and a shell that starts a run in the background, have these ignored, which every process of a test would inherit. A
+# handler that does nothing is not inherited.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 def _recorded(item: pytest.Item) -> bool:
