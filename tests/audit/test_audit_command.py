@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -21,6 +22,8 @@ from hermetic.audit.exchange import How
 from hermetic.audit.report import json_file, terminal
 from hermetic.audit.result import Played
 from hermetic.audit.run import AuditOptions, audit
+from hermetic.audit.scenarios.registry import SCENARIOS
+from hermetic.audit.stage import Stage
 from hermetic.options import OptionError
 
 NOBODY = "http://127.0.0.1:9"
@@ -301,6 +304,38 @@ async def test_where_nobody_reads_the_progress_the_audit_goes_on(tmp_path: Path)
         os.close(where)
         out, _ = await process.communicate()
     assert (process.returncode, b"Nothing found" in out) == (0, True)
+
+
+async def test_a_scenario_that_breaks_costs_itself_and_is_no_success(monkeypatch: pytest.MonkeyPatch):
+    async def broken(stage: Stage) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.pause(1000))
+            raise KeyError("a fault of our own")
+
+    monkeypatch.setitem(SCENARIOS, "mixing", dataclasses.replace(SCENARIOS["mixing"], play=broken))
+    async with serving(SmallEngine()) as endpoint:
+        options = AuditOptions((endpoint.url,), scenarios=("mixing", "identical"), budget=20.0)
+        report = await audit(options)
+    states = {one.name: one.state for one in report.scenarios}
+    assert states == {"mixing": "cut short", "identical": "done"}
+    (reason,) = [one.reason for one in report.scenarios if one.name == "mixing"]
+    assert "please report it: KeyError: 'a fault of our own' (test_audit_command.py, line" in reason
+    assert (report.verdict, report.complete, command.code(report)) == ("could not run", False, 2)
+    assert "the audit itself failed in mixing" in report.reason
+
+
+async def test_a_rate_limit_that_was_waited_out_leaves_a_trace():
+    engine, count = SmallEngine(), itertools.count()
+
+    async def script(request: Request, wire: Wire) -> None:
+        if request.method == "POST" and next(count) % 40 == 30:
+            return await wire.json({"error": {"message": "slow down"}}, 429, retry_after="0")
+        await engine(request, wire)
+
+    async with serving(script) as endpoint:
+        report = await audit(AuditOptions((endpoint.url,), scenarios=("mixing",), budget=20.0))
+    assert report.verdict == "nothing found"
+    assert any("told requests to slow down" in note for note in report.notes), report.notes
 
 
 async def test_a_fault_of_our_own_is_no_finding():

@@ -529,6 +529,27 @@ def test_an_answer_that_stopped_long_ago_is_silent() -> None:
     assert bench.kinds() == [("liveness", "silent")]
 
 
+def test_what_was_under_way_when_the_server_went_is_not_called_silent() -> None:
+    """Nobody knows what it would have got. It is one as soon as the server turns out to be there."""
+    bench = Bench()
+    for sent in (10.0, 11.0):  # both had 60 s
+        bench.evidence.seen("s", bench.answer("", how="silent", sent=sent, finish=None, tokens=[]))
+    bench.evidence.seen("s", bench.answer("", how="unreachable", sent=70.5, finish=None, tokens=[]))
+    assert bench.kinds() == []
+    bench.evidence.seen("s", bench.answer(sent=12.0))  # it was answered before the server went
+    assert bench.kinds() == []
+    bench.evidence.seen("s", bench.answer(sent=75.0))
+    assert bench.kinds() == [("liveness", "silent")]
+    assert bench.only().times == 2
+
+
+def test_a_silence_long_before_the_server_went_is_one() -> None:
+    bench = Bench()
+    bench.evidence.seen("s", bench.answer("", how="silent", sent=10.0, finish=None, tokens=[]))
+    bench.evidence.seen("s", bench.answer("", how="unreachable", sent=90.0, finish=None, tokens=[]))
+    assert bench.kinds() == [("liveness", "silent")]
+
+
 # ------------------------------------------------------------------------------------ timing
 
 FAST, SLOW = [0.10 + i / 1000 for i in range(12)], [0.30 + i / 1000 for i in range(12)]

@@ -307,6 +307,40 @@ async def test_a_server_with_models_and_no_answers_says_what_came():
         await learned_of(script)
 
 
+async def test_a_server_that_goes_silent_while_it_is_learned_is_not_waited_for_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(openings, "LEAST_BOUND", 0.5)
+    engine, asked = SmallEngine(), 0
+
+    async def script(request: Request, wire: Wire) -> None:
+        nonlocal asked
+        asked += request.method == "POST"
+        if asked <= 6:
+            return await engine(request, wire)
+        await asyncio.sleep(3600)
+
+    with pytest.raises(
+        TargetError, match=r"does not any more: the last 3 short requests were silent .* within 0.5 s"
+    ):
+        await learned_of(script, TargetOptions(learning=0.1))
+    assert asked == 9
+
+
+async def test_a_server_that_never_answers_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(openings, "LEAST_BOUND", 0.5)
+
+    async def script(request: Request, wire: Wire) -> None:
+        if request.method == "POST":
+            await asyncio.sleep(3600)
+        await SmallEngine()(request, wire)
+
+    with pytest.raises(
+        TargetError, match=r"neither an answer nor an error within 0.5 s.*still loading, or stuck"
+    ):
+        await learned_of(script, TargetOptions(learning=0.1))
+
+
 async def test_a_server_that_only_rate_limits_says_so():
     async def script(request: Request, wire: Wire) -> None:
         await wire.json({"error": "slow down"}, 429, retry_after="600")

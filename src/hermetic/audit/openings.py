@@ -10,19 +10,22 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from hermetic.audit.edges import Search, Tried, find_edge, numbers
 from hermetic.audit.engines import Said, recognise
-from hermetic.audit.exchange import Answer, Ask, Endpoint
+from hermetic.audit.exchange import Answer, Ask, Endpoint, How
 from hermetic.audit.learned import Edge, Learned, Noise
 from hermetic.audit.markers import COMMON, Plant
 from hermetic.audit.stage import changed
 from hermetic.audit.target import Target, TargetError, TargetOptions
 
-FIRST_BOUND = 120.0  # seconds for the first request: some servers load or compile only then
+FIRST_BOUND = 120.0  # seconds at most for a short request: some servers load or compile only then
+PATIENT = 4.0  # times what learning may take: no short request is waited for longer than that, nor less than LEAST_BOUND
+LEAST_BOUND = 15.0  # seconds
+STOPPED = 3  # short requests in a row without an answer, after which this server is no longer asked
 MOST = 2 * 1024**2  # tokens: no prompt is longer, whatever is claimed
 UNCLAIMED = 262_144  # tokens: the longest prompt that is tried where nothing is claimed
 ALONE = (4, 12)  # repetitions of the two requests, at least and at most
@@ -35,6 +38,14 @@ CLEARLY = 3.0  # how much longer it takes when a rate is good enough
 FELL = 0.7  # of the time of a prompt half as long: one that takes less has not been read
 RATED = 16_384  # tokens: no longer prompt is read to learn the rate
 CUT_SHORT = 0.9  # of a prompt: a server that counts less than this share has not read all of it
+LOOK = "look at its log"
+ADVICE: Mapping[How, str] = {  # what to do about a server whose short requests end so
+    "refused": "does it serve text, and is this the model (--model)?",
+    "silent": "is it still loading, or stuck? Look at its log",
+    "garbled": "is this the OpenAI-compatible address of the server?",
+    "unreachable": "is it still running?",
+    "limited": "wait, or ask for a higher limit",
+}
 _VOCABULARIES = ((1000, 9000), (64, 200))  # ranges of token ids that are words in most vocabularies
 
 
@@ -74,6 +85,8 @@ class _Learning:
         self.short: list[float] = []
         self.short_tokens = 0
         self.single = self.wave = 0.0  # seconds of a request alone, and of BESIDE of them at once
+        self.short_bound = min(FIRST_BOUND, max(LEAST_BOUND, PATIENT * options.learning))
+        self.unanswered = 0  # short requests in a row
         self.until = 0.0  # when learning the limits has to be over, on the monotonic clock
         self.served: dict[Endpoint, int] = {}  # words of the longest prompt that was answered on the way
         self.endpoints: list[Endpoint] = []  # that answer
@@ -123,7 +136,18 @@ class _Learning:
             max_tokens=max_tokens,
             stream=self.learned.streams,
         )
-        return changed(ask, **{"within": FIRST_BOUND, **more})
+        return changed(ask, **{"within": self.short_bound, **more})
+
+    async def _short(self, ask: Ask, place: int | None = None) -> Answer:
+        """Send something that any server answers at once. Raises TargetError if it has stopped doing so."""
+        answer = await self.target.send(ask, place=place)
+        self.unanswered = 0 if answer.how in ("answered", "refused") else self.unanswered + 1
+        if self.unanswered >= STOPPED:
+            raise TargetError(
+                f"{self.target.name} has answered, and does not any more: the last {STOPPED} short requests were {answer.how} "
+                f"({_ended(answer)}); {ADVICE.get(answer.how, LOOK)}"
+            )
+        return answer
 
     @property
     def main(self) -> Endpoint:
@@ -138,18 +162,19 @@ class _Learning:
         if self.said.engine == "sglang":
             wanted.append("generate")
         reasons: dict[str, str] = {}
+        ends = set[How]()
         for endpoint in wanted:
             answer = await self._contact(endpoint)
             if answer.how == "answered":
                 self.endpoints.append(endpoint)
             else:
-                reasons[endpoint] = (
-                    f"{answer.how}, status {answer.status}: {answer.error or answer.excerpt[:120]}"
-                )
+                reasons[endpoint] = _ended(answer)
+                ends.add(answer.how)
         if not self.endpoints:
-            told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            every = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            advice = ADVICE.get(ends.pop(), LOOK) if len(ends) == 1 else LOOK
             raise TargetError(
-                f"{self.target.name} answers none of the audit's requests for {self.target.model!r} ({told})"
+                f"{self.target.name} answers none of the audit's requests for {self.target.model!r} ({every}); {advice}"
             )
         self.learned.endpoints = tuple(self.endpoints)
         self.learned.facts |= {f"no {name}": reason for name, reason in reasons.items()}
@@ -180,18 +205,18 @@ class _Learning:
 
     async def _abilities(self) -> None:
         """Streams, usage, logprobs, token ids."""
-        learned, target = self.learned, self.target
+        learned, dialect = self.learned, self.target.dialect
         ask = self._ask(self.main, "Say hello.", 4, stream=True)
-        answer = await target.send(ask)
-        if answer.how == "refused" and target.dialect.include_usage:
-            target.dialect.include_usage = False
-            answer = await target.send(ask)
+        answer = await self._short(ask)
+        if answer.how == "refused" and dialect.include_usage:
+            dialect.include_usage = False
+            answer = await self._short(ask)
         learned.streams = answer.how == "answered" and answer.first is not None
         if not learned.streams:
-            target.dialect.include_usage = True
-            answer = await target.send(changed(ask, stream=False))
+            dialect.include_usage = True
+            answer = await self._short(changed(ask, stream=False))
         learned.usage = answer.usage.prompt is not None
-        with_probs = await target.send(changed(ask, stream=learned.streams, logprobs=True))
+        with_probs = await self._short(changed(ask, stream=learned.streams, logprobs=True))
         learned.logprobs = with_probs.how == "answered" and any(
             t.logprob is not None for t in with_probs.tokens
         )
@@ -202,7 +227,7 @@ class _Learning:
     async def _takes_ids(self, endpoint: Endpoint) -> bool:
         for low, high in _VOCABULARIES:
             self.ids = low, high
-            answer = await self.target.send(self._ask(endpoint, self._token_ids(40), 2))
+            answer = await self._short(self._ask(endpoint, self._token_ids(40), 2))
             counted = answer.usage.prompt
             if answer.how == "answered" and (
                 counted is None or 40 <= counted <= 42
@@ -216,7 +241,7 @@ class _Learning:
     async def _speed(self) -> None:
         learned = self.learned
         for words in (24, 32, 40):
-            answer = await self.target.send(self._ask(self.main, self._words(words), 4))
+            answer = await self._short(self._ask(self.main, self._words(words), 4))
             if answer.how == "answered":
                 self.short.append(_first(answer))
                 self.short_tokens = answer.usage.prompt or words
@@ -233,7 +258,7 @@ class _Learning:
         most = max(64, min(self.learned.claimed or 4096, 2 * RATED) // 2)
         words, before = 64, 0.0
         while words <= most and (self.learned.prefill is None or self.left() > 0.6 * self.time):
-            answers = [await self.target.send(self._ask(self.main, self._words(words), 1)) for _ in range(2)]
+            answers = [await self._short(self._ask(self.main, self._words(words), 1)) for _ in range(2)]
             if not all(answer.how == "answered" for answer in answers):
                 return
             self.served[self.main] = words
@@ -262,7 +287,7 @@ class _Learning:
         sizes = []
         for words in (20, 220):
             prompt = self.tenants.tenant(self.random).filler(words)
-            answer = await self.target.send(self._ask(self.main, prompt, 1))
+            answer = await self._short(self._ask(self.main, prompt, 1))
             if answer.how != "answered" or answer.usage.prompt is None:
                 return
             sizes.append((len(prompt.split()), answer.usage.prompt))
@@ -281,12 +306,12 @@ class _Learning:
             for prompt in (tenant.copy_task(60), tenant.story(60))
         ]
         until = time.monotonic() + 0.1 * self.time
-        firsts = [await self.target.send(ask) for ask in asks]
+        firsts = [await self._short(ask) for ask in asks]
         self.single = max(first.seconds for first in firsts)
         alone: list[Answer] = []
         for number in range(ALONE[1]):
             if number < ALONE[0] or time.monotonic() < until:
-                alone.append(await self.target.send(asks[number // 2 % len(asks)]))
+                alone.append(await self._short(asks[number // 2 % len(asks)]))
         until, beside = time.monotonic() + 0.15 * self.time, []
         for wave in range(WAVES[1]):
             if wave < WAVES[0] or time.monotonic() < until:
@@ -371,7 +396,7 @@ class _Learning:
         """Measured with two prompts. Without usage: a token a word, which is noted."""
         counts = []
         for words in (40, 140):
-            answer = await self.target.send(self._ask(endpoint, self._words(words), 1), place=place)
+            answer = await self._short(self._ask(endpoint, self._words(words), 1), place=place)
             if answer.how != "answered":
                 return None
             counts.append(answer.usage.prompt)
@@ -508,6 +533,15 @@ def _gap(one: Answer, other: Answer) -> float | None:
         if ours.logprob is not None and theirs.logprob is not None:
             largest = max(largest or 0.0, abs(ours.logprob - theirs.logprob))
     return largest
+
+
+def _ended(answer: Answer) -> str:
+    """How it ended, in a few words."""
+    said = answer.error or " ".join(answer.excerpt[:120].split())
+    if answer.how == "silent":
+        return f"neither an answer nor an error within {answer.ask.within:g} s"
+    status = f"{answer.how}, status {answer.status}" if answer.status else answer.how
+    return f"{status}: {said}" if said else status
 
 
 def _first(answer: Answer) -> float:

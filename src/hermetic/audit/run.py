@@ -11,10 +11,12 @@ import contextlib
 import shlex
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -127,7 +129,7 @@ async def audit(options: AuditOptions, progress: Progress | None = None) -> Repo
     run = _Run(options, report, progress or _Quiet(), began)
     with _stopping(asyncio.current_task()):
         try:
-            async with open_target(options.urls, options.target, run.progress.slowed) as target:
+            async with open_target(options.urls, options.target, run.slowed) as target:
                 await run.play(target)
         except asyncio.CancelledError:
             report.reason = INTERRUPTED
@@ -175,11 +177,18 @@ class _Run:
         self._unreachable = 0
         self._complaint = ""  # of the last answer that had one
         self._found_enough = False
+        self._slowed: list[float] = []  # seconds of each wait that the server asked for
+        self._failed: list[str] = []  # scenarios that ended by a fault of the audit's own
         self._playing: Played | None = None
         self._task: asyncio.Future[None] | None = None
 
     def left(self) -> float:
         return self.budget - (time.monotonic() - self.began)
+
+    def slowed(self, wait: float) -> None:
+        """A request was told to slow down, and waits so many seconds."""
+        self._slowed.append(wait)
+        self.progress.slowed(wait)
 
     async def play(self, target: Target) -> None:
         report = self.report
@@ -255,7 +264,11 @@ class _Run:
         self._task = asyncio.ensure_future(scenario.play(stage))
         try:
             async with asyncio.timeout(max(share, 0.0) + GRACE + bound):
-                await self._task
+                fault = await _outcome(self._task)
+            if fault is not None:
+                self._failed.append(played.name)
+                played.reason = f"the audit itself failed here, please report it: {_told(fault)}"
+                return
             played.state, played.reason = "done", "; ".join(stage.notes)
             if self.options.fail_fast and self.evidence.findings():
                 raise _Enough
@@ -308,6 +321,11 @@ class _Run:
             report.scenarios = [
                 Played(name=one.name, says=one.says, reason="not reached") for one, _ in wanted
             ]
+        if self._slowed:
+            report.notes.append(
+                f"The server told requests to slow down {len(self._slowed)} times; they waited {sum(self._slowed):.0f} s in all. What they "
+                "would have shown side by side at full speed is not known."
+            )
         if self.evidence is None or self.learned is None:
             return
         report.findings = self.evidence.findings()
@@ -336,6 +354,8 @@ class _Run:
             told = ", ".join(f"{number} {how}" for how, number in ends.most_common())
             said = f"; one of them: {self._complaint}" if self._complaint else ""
             report.reason = f"hardly a request was answered ({told or 'none was sent'}{said})"
+        if self._failed and not report.reason:
+            report.reason = f"the audit itself failed in {', '.join(dict.fromkeys(self._failed))}: what they would have shown is not known"
         skipped = sum(played.reason == NO_TIME for played in report.scenarios)
         if skipped and not report.reason:
             report.reason = (
@@ -344,6 +364,26 @@ class _Run:
             )
         if not report.reason:
             report.verdict = "nothing found"
+
+
+async def _outcome(task: asyncio.Future[None]) -> BaseException | None:
+    """Wait until it has ended; what it raised. Cancelled with it, either way."""
+    try:
+        await asyncio.wait([task])
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    return task.exception()
+
+
+def _told(fault: BaseException) -> str:
+    """The first fault in a group, and the line of the audit where it happened."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    last = traceback.extract_tb(fault.__traceback__)[-1:]
+    where = f" ({Path(last[0].filename).name}, line {last[0].lineno})" if last else ""
+    return f"{type(fault).__name__}: {fault}{where}"
 
 
 __all__ = ["BUDGETS", "AuditOptions", "Progress", "audit"]
