@@ -217,7 +217,8 @@ def judged(record: Recorder, plant: Plant) -> Seen:
         owner |= {" ".join(pair): tenant.name for pair in zip(tenant.words, tenant.words[1:], strict=False)}
 
     def whose(answer: Answer) -> set[str]:
-        return {name for marker, name in owner.items() if marker in answer.text} - {answer.ask.tenant}
+        text = f" {' '.join(answer.text.split())} "  # whole words: "ash unit" is no part of "crash united"
+        return {name for marker, name in owner.items() if f" {marker} " in text} - {answer.ask.tenant}
 
     def differ(one: Answer, two: Answer) -> bool:
         return "answered" in (one.how, two.how) and (one.how, one.text[: len(two.text)]) != (

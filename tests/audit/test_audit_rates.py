@@ -25,11 +25,12 @@ from simulated_answers import (
 )
 
 from hermetic.audit.evidence import ERROR, Evidence
+from hermetic.audit.evidence.excess import PIECES_OF_CODES, Excess
 from hermetic.audit.evidence.planted import Book, Own, foreign
 from hermetic.audit.evidence.reading import read
 from hermetic.audit.exchange import Ask
 from hermetic.audit.learned import Learned
-from hermetic.audit.markers import WORDS, Plant, word_list
+from hermetic.audit.markers import SYLLABLES, WORDS, Plant, word_list
 
 
 def run(seed: int, answers: int, server: Server) -> Evidence:
@@ -136,6 +137,35 @@ def test_the_single_word_sum_is_not_too_large_under_the_null() -> None:
     assert (
         abs(hits - mean) < 5 * math.sqrt(mean) + 0.1 * mean
     )  # the mean is conservative by the askers' words
+
+
+def test_the_sum_of_pieces_of_codes_is_not_too_large_under_the_null() -> None:
+    """60,000 rows of four syllables, and 8,000 tenants who were drawn without them: 2 x 5 x 60,000 / 85**4 for each."""
+    plant, randomly = Plant(6), random.Random(6)
+    rows = {"".join(randomly.choice(SYLLABLES) for _ in range(4)) for _ in range(60_000)}
+    excess = Excess(PIECES_OF_CODES)
+    excess.add(-1, [plant.tenant(randomly) for _ in range(8_000)], rows)
+    assert excess.mean == pytest.approx(8_000 * 10 * len(rows) / 85**4, rel=1e-3)
+    assert abs(excess.hits - excess.mean) < 5 * math.sqrt(excess.mean)
+
+
+def test_a_model_that_stammers_half_a_neighbours_code_twice_is_found() -> None:
+    """What a small model makes of another's page: four syllables of a code again and again. Once may be chance."""
+    plant, randomly = Plant(7), random.Random(7)
+    evidence = Evidence(Learned(model="simulated"), plant)
+    tenants = [plant.tenant(randomly) for _ in range(40)]
+    for number, tenant in enumerate(tenants[:30]):
+        evidence.seen("s", answered(Ask(tenant=tenant.name, prompt=tenant.copy_task()), tenant.line, number))
+    for number in (30, 31):
+        stammer = "-".join(tenants[number].codes[0].split("-")[1:3]) + "-"
+        ask = Ask(tenant=tenants[number + 5].name, prompt="Say hello.")
+        evidence.seen("s", answered(ask, stammer * 9, number))
+        evidence.seen("s", answered(ask, stammer * 9, number))  # the same code counts once
+        if number == 30:
+            assert evidence.findings() == []
+    (finding,) = evidence.findings()
+    assert (finding.detail["kind"], finding.times) == ("pieces of codes", 2)
+    assert finding.highlights
 
 
 def test_an_answer_that_only_holds_what_it_was_sent_is_no_finding() -> None:

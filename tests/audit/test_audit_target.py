@@ -771,10 +771,14 @@ async def test_a_request_names_itself_and_may_say_more():
 
 async def test_of_several_urls_a_tenant_always_has_the_same():
     async with serving(hello) as one, serving(hello) as other, open_target([one.url, other.url]) as target:
+        answers = []
         for _ in range(3):
-            await asyncio.gather(
+            answers += await asyncio.gather(
                 *(target.send(ask(tenant=f"t{number}", prompt=f"t{number}")) for number in range(12))
             )
+    named = {(answer.server, answer.ask.tenant) for answer in answers}
+    assert len(named) == 12
+    assert {server for server, _ in named} == {one.url, other.url}
     seen = [
         {request.json["messages"][0]["content"] for request in endpoint.posts} for endpoint in (one, other)
     ]

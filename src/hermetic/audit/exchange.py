@@ -82,6 +82,7 @@ class Answer(msgspec.Struct, kw_only=True):
     finish: str | None = None
     usage: Usage = Usage()
     error: str = ""
+    server: str = ""  # which one answered, where the target is several
     server_id: str = ""
     excerpt: str = ""  # the beginning of what came, as it came
     prefill: Answer | None = None

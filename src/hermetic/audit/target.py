@@ -439,6 +439,7 @@ class Target:
                 break
             answer.retries += 1
         answer.sent, answer.seconds = call.zero - self._began, call.elapsed()
+        answer.server = self.address.servers[place] if self.places > 1 else ""
         if call.reading is None:
             return _Seen(answer)
         reading = call.reading

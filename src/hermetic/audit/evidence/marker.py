@@ -5,8 +5,8 @@ drawn lately, `NEAR` of each) and all others have half of the error each: a leak
 lose its eye for that as tenants add up. What is said of a pair of answer and tenant stands in planted.py.
 
 Three questions are asked, with shares of the error: of each pair, does the answer hold more than chance allows (0.9); over the whole run, do
-answers hold single words of their neighbours more often than chance allows (0.08), which finds a server that leaks a word at a time;
-and of answers known in advance, is another's given more often beside others than when asked alone (0.02)?
+answers hold single words of their neighbours, or halves of their codes, more often than chance allows (0.04 each), which finds a server that leaks a
+little at a time (excess.py); and of answers known in advance, is another's given more often beside others than when asked alone (0.02)?
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermetic.audit.chance import bonferroni, fisher_exact, poisson_bound
+from hermetic.audit.chance import bonferroni, fisher_exact
 from hermetic.audit.evidence.differential import MOVED, ahead
+from hermetic.audit.evidence.excess import PIECES_OF_CODES, SINGLE_WORDS, Excess
 from hermetic.audit.evidence.gathering import ERROR, SHARES, SHOWN, covered
 from hermetic.audit.evidence.planted import Book, Match, Own, anything, foreign
-from hermetic.audit.evidence.reading import read
+from hermetic.audit.evidence.reading import SHORTEST, read
 from hermetic.audit.exchange import Answer
-from hermetic.audit.markers import REMEMBERED, WORDS, Plant, Tenant, word_list
+from hermetic.audit.markers import Plant, Tenant
 from hermetic.audit.result import Coverage, Finding, Highlight
 
 NEAR = 64  # tenants active last, and as many drawn last
-SHARE_NEAR, SHARE_FAR, SHARE_SINGLE, SHARE_EXPECTED = 0.45, 0.45, 0.08, 0.02  # of the share of this evidence
+SHARE_NEAR, SHARE_FAR, SHARE_EXCESS, SHARE_EXPECTED = 0.45, 0.45, 0.04, 0.02  # of the share of this evidence
 COUNTED = 20_000  # matches of one scenario whose chance is kept
-SINGLES = 20  # answers with a single word of a neighbour that are kept, to be shown
 SURELY, QUIET = 2, 8  # swapped answers far from a tie, and answers alone, that are enough for a finding
 KEPT_BYTES = 16_000_000  # of victims' last requests, to be shown beside
 _SAID = re.compile(r"\w+")
@@ -64,6 +64,11 @@ class _Read:
         self.own = Own(asker, answer.ask)
         self.reading = read(read_text(answer))
         self.words, self.parts = foreign(self.reading, self.own)
+        self.halves = {
+            row
+            for row in self.reading.syllables
+            if row not in self.own.windows and not self.own.has_syllables(row)
+        }
         self.anything = anything(self.reading, self.own, self.parts)
 
 
@@ -73,7 +78,7 @@ class _Search:
     def __init__(self, drawn: deque[Tenant]) -> None:
         self.book = Book(drawn)
         self.near_pairs = self.far_pairs = 0
-        self.excess = _Excess()
+        self.words, self.codes = Excess(SINGLE_WORDS), Excess(PIECES_OF_CODES)
         self.seen: dict[str, _Seen] = defaultdict(_Seen)
         self.least = 1.0
 
@@ -91,12 +96,13 @@ class _Search:
             self.far_pairs += len(self.book.by_number) - len(near)
             for match in self.book.matches(read_.reading, own, read_.words, read_.parts):
                 self._match(scenario, answer, match, match.tenant.number in near, victims)
-        for number, word in self.excess.add(self.book, asker, near, read_.words):
-            self.excess.where[scenario] += 1
-            if len(self.excess.shown) < SINGLES:
-                victim = self.book.by_number[number]
-                single = Match(victim, 1.0, "words", (word,), tuple(read_.reading.words[word]))
-                self.excess.shown.append((scenario, answer, single, victims.get(victim.name)))
+        neighbours = [self.book.by_number[number] for number in near]
+        for tenant, word in self.words.add(asker, neighbours, read_.words):
+            spans = read_.reading.words[word]
+            self.words.show(scenario, answer, tenant, word, spans, victims.get(tenant.name))
+        for tenant, row in self.codes.add(asker, neighbours, read_.halves):
+            spans = [read_.reading.span(place, SHORTEST) for place in read_.reading.syllables[row]]
+            self.codes.show(scenario, answer, tenant, row, spans, victims.get(tenant.name))
 
     def _match(self, scenario: str, answer: Answer, match: Match, near: bool, victims: _Recent) -> None:
         corrected = self.corrected(match.p, near)
@@ -109,49 +115,6 @@ class _Search:
     def found(self) -> int:
         """How many answers are findings, after all corrections."""
         return sum(self.corrected(*one) <= ERROR for seen in self.seen.values() for one in seen.chances)
-
-
-class _Excess:
-    """Single words of neighbours, over the whole run.
-
-    For a tenant, U is the set of foreign words of the list in all answers that it was near to. Its n words are a draw from the list without
-    the askers' words, so n |U| / N of them are expected in U; the sum over tenants is bounded as a sum of negatively associated
-    indicators. A word in a hundred answers is one word: repeated answers do not count twice."""
-
-    def __init__(self) -> None:
-        self._tenants: OrderedDict[int, tuple[set[str], set[int]]] = OrderedDict()
-        self._means: dict[int, float] = {}
-        self.hits, self.mean = 0, 0.0
-        self.where: Counter[str] = Counter()
-        self.shown: list[tuple[str, Answer, Match, Answer | None]] = []
-
-    def add(self, book: Book, asker: int, near: set[int], words: set[str]) -> list[tuple[int, str]]:
-        """An answer with these foreign words. The neighbours' words among them that are new, with whose they are."""
-        if not words:
-            return []
-        hit = []
-        for number in near:
-            if number not in self._tenants:
-                self._tenants[number] = set(), set()
-                if len(self._tenants) > REMEMBERED:
-                    gone, _ = self._tenants.popitem(last=False)
-                    del self._means[gone]
-            union, askers = self._tenants[number]
-            if asker not in askers and 2 * WORDS * (len(askers) + 1) > len(word_list()) // 2:
-                continue  # a tenant near to so many askers that no list would be left
-            askers.add(asker)
-            new = words - union
-            union |= new
-            hit += [(number, word) for word in new if word in book.by_number[number].words]
-            left = len(word_list()) - 2 * WORDS * len(askers)
-            mean = WORDS * min(1.0, len(union) / left)
-            self.mean += mean - self._means.get(number, 0.0)
-            self._means[number] = mean
-        self.hits += len(hit)
-        return hit
-
-    def p(self) -> float:
-        return bonferroni(poisson_bound(self.mean, self.hits), 1, SHARE_SINGLE * SHARES["marker"])
 
 
 class _Recent:
@@ -258,8 +221,9 @@ class Markers:
             for scenario, seen in list(self._real.seen.items())
             if (f := self._held(scenario, seen)) is not None
         ]
-        if not found and (single := self._single()) is not None:
-            found.append(single)
+        if not found:
+            some = map(_single, (self._real.words, self._real.codes))
+            found += [single for single in some if single is not None]
         tested = [(scenario, one) for scenario, one in self._expected.items() if one.alone and one.beside]
         for scenario, one in tested:
             p = fisher_exact(one.swapped, one.beside, one.alone_wrong, one.alone)
@@ -307,36 +271,6 @@ class Markers:
             times=sum(search.corrected(*one) <= ERROR for one in seen.chances),
         )
 
-    def _single(self) -> Finding | None:
-        excess = self._real.excess
-        p = excess.p()
-        if p > ERROR or not excess.shown:
-            return None
-        scenario = excess.where.most_common(1)[0][0]
-        shown = [one for one in excess.shown if one[0] == scenario][: SHOWN // 2] or excess.shown[
-            : SHOWN // 2
-        ]
-        answers = _each_once(a for _, answer, _, victim in shown for a in (answer, victim) if a is not None)
-        return Finding(
-            evidence="marker",
-            scenario=scenario,
-            what=f"{excess.hits} times an answer holds a word of a neighbour, where chance gives {excess.mean:.1f}",
-            why=(
-                "single words can be met by chance, but how often is known, since they are drawn from a list: so often, over the whole run, "
-                f"with probability {p:.1e} at most"
-            ),
-            p=p,
-            answers=answers,
-            highlights=_highlights((answer, match) for _, answer, match, _ in shown),
-            detail={
-                "kind": "single words",
-                "hits": excess.hits,
-                "expected": excess.mean,
-                "where": dict(excess.where),
-            },
-            times=excess.hits,
-        )
-
     def coverage(self, scenario: str) -> Coverage:
         """Answers with text, when there was somebody whose markers they could have held."""
         return covered("marker", self._compared[scenario], self.findings(), scenario)
@@ -349,12 +283,41 @@ class Markers:
             "decoy_pairs": decoys.near_pairs + decoys.far_pairs,
             "decoys_called_findings": decoys.found(),
             "decoy_least_p": decoys.least,
-            "decoy_single_words": decoys.excess.hits,
-            "decoy_single_words_expected": decoys.excess.mean,
             "pairs": self._real.near_pairs + self._real.far_pairs,
-            "single_words": self._real.excess.hits,
-            "single_words_expected": self._real.excess.mean,
+            **self._real.words.noise(),
+            **self._real.codes.noise(),
+            **decoys.words.noise("decoy_"),
+            **decoys.codes.noise("decoy_"),
         }
+
+
+def _single(excess: Excess) -> Finding | None:
+    p = bonferroni(excess.p(), 1, SHARE_EXCESS * SHARES["marker"])
+    if p > ERROR or not excess.shown:
+        return None
+    scenario = excess.where.most_common(1)[0][0]
+    shown = [one for one in excess.shown if one[0] == scenario][: SHOWN // 2]
+    shown = shown or excess.shown[: SHOWN // 2]
+    answers = _each_once(a for _, answer, _, victim in shown for a in (answer, victim) if a is not None)
+    return Finding(
+        evidence="marker",
+        scenario=scenario,
+        what=f"{excess.hits} times an answer holds {excess.kind.one} of a neighbour, where chance gives {excess.mean:.2g}",
+        why=(
+            f"{excess.kind.name} can be met by chance, but how often is known, since they were drawn by us: so often, over the whole run, "
+            f"with probability {p:.1e} at most"
+        ),
+        p=p,
+        answers=answers,
+        highlights=_highlights((answer, match) for _, answer, match, _ in shown),
+        detail={
+            "kind": excess.kind.name,
+            "hits": excess.hits,
+            "expected": excess.mean,
+            "where": dict(excess.where),
+        },
+        times=excess.hits,
+    )
 
 
 def _swapped(scenario: str, one: _Expected, p: float | None) -> Finding:

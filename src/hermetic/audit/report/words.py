@@ -259,7 +259,7 @@ def asked(ask: Ask) -> str:
 
 def how(answer: Answer) -> str:
     """What became of a request, in a few words: 'answered, HTTP 200, finish "stop", 0.4 s'."""
-    parts: list[str] = [answer.how]
+    parts: list[str] = [f"{answer.how} by {line(answer.server, 80)}" if answer.server else answer.how]
     if answer.status is not None:
         parts.append(f"HTTP {answer.status}")
     if answer.finish is not None:
