@@ -8,6 +8,7 @@ on those is tested in tests/model.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -50,8 +51,9 @@ def asked(dtype: str, every: int) -> list[list[int]]:
     return prompts[:: every if dtype == "bf16" else 2 * every + 1]
 
 
-@functools.lru_cache(maxsize=1)  # tests of one dtype stand together; two of these beside ours are much memory
-def reference(dtype: torch.dtype) -> Any:
+@functools.cache
+def reference() -> Any:
+    """transformers' own model on the same file, in float32."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
     source = locate("smollm2")
@@ -59,8 +61,17 @@ def reference(dtype: torch.dtype) -> Any:
         str(source.folder),
         gguf_file=source.gguf,
         quantization_config=GgufConfig(gguf_file=source.gguf, dequantize=True),
-        dtype=dtype,
+        dtype=torch.float32,
     ).eval()
+
+
+@functools.cache
+def reference_in_bf16() -> Any:
+    """A copy with bf16 weights, as transformers has it when it loads the file so: its rotary frequencies stay in float32."""
+    model = copy.deepcopy(reference())
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return model
 
 
 def judged(prompt: list[int], output: list[int], dtype: torch.dtype) -> torch.Tensor:
@@ -69,7 +80,8 @@ def judged(prompt: list[int], output: list[int], dtype: torch.dtype) -> torch.Te
     A text is its greedy text if and only if each token is the best at its place. One pass says so for all of them; a loop
     of `generate` would take a pass a token to say the same (it does in the last test, for one prompt)."""
     with torch.inference_mode():
-        got = reference(dtype)(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
+        model = reference() if dtype == torch.float32 else reference_in_bf16()
+        got = model(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
     return got[len(prompt) - 1 :].float()
 
 
@@ -86,6 +98,7 @@ def answers(dtype: str, every: int) -> list[list[int]]:
 @pytest.fixture(autouse=True, scope="module")
 def _models_are_let_go_at_the_end() -> Iterator[None]:
     yield
+    reference_in_bf16.cache_clear()
     reference.cache_clear()
 
 
@@ -127,7 +140,7 @@ def test_unified_disaggregated_any_chunk_and_any_batch_give_the_same_tokens(dtyp
 def test_one_pass_and_generate_of_transformers_say_the_same() -> None:
     tokens, ours = asked("float32", 3)[0], answers("float32", 3)[0]
     with torch.inference_mode():
-        out = reference(torch.float32).generate(
+        out = reference().generate(
             torch.tensor([tokens]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None, pad_token_id=0
         )
     assert out[0, len(tokens) :].tolist() == ours

@@ -47,4 +47,4 @@ def decoder_bf16(smollm2: ModelSource) -> Decoder:
 @pytest.fixture(scope="session")
 def reference(smollm2: ModelSource) -> Any:
     """transformers' own model on the same file, in float32."""
-    return load_reference(smollm2, torch.float32)
+    return load_reference(smollm2)

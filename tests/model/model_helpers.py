@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -77,14 +78,22 @@ def greedy(decoder: Decoder, tokens: list[int], count: int) -> list[int]:
     return out
 
 
-def load_reference(source: ModelSource, dtype: torch.dtype) -> Any:
-    """transformers' own model on the same GGUF file."""
+def load_reference(source: ModelSource) -> Any:
+    """transformers' own model on the same GGUF file, in float32."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
         str(source.folder),
         gguf_file=source.gguf,
         quantization_config=GgufConfig(gguf_file=source.gguf, dequantize=True),
-        dtype=dtype,
+        dtype=torch.float32,
     )
     return model.eval()
+
+
+def in_bf16(reference: Any) -> Any:
+    """A copy with bf16 weights, as transformers has it when it loads the file so: its rotary frequencies stay in float32."""
+    model = copy.deepcopy(reference)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return model

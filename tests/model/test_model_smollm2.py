@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_helpers import PROMPTS, DenseAttention, all_logits, greedy, load_reference
+from model_helpers import PROMPTS, DenseAttention, all_logits, greedy, in_bf16
 
 from hermetic.model.decoder import Decoder
-from hermetic.model.source import ModelSource
 from hermetic.model.tokenizer import Tokenizer
 
 # Every which length and prompt: some in `make test`, all of them in `make soak`.
@@ -18,8 +17,8 @@ LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 100, 128, 200, 257, 400, 5
 
 
 @pytest.fixture(scope="module")
-def reference_bf16(smollm2: ModelSource) -> Any:
-    return load_reference(smollm2, torch.bfloat16)
+def reference_bf16(reference: Any) -> Any:
+    return in_bf16(reference)
 
 
 @SHARES

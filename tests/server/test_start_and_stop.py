@@ -146,7 +146,8 @@ def test_the_parents_death_ends_the_workers(make_server: Callable[..., Server]) 
     assert not alive
 
 
-@pytest.mark.parametrize("role", [pytest.param("prefill-0", marks=pytest.mark.soak), "decode-0"])
+@pytest.mark.soak  # make test has tests/server/test_kills.py
+@pytest.mark.parametrize("role", ["prefill-0", "decode-0"])
 def test_requests_on_a_killed_worker_end_with_503_none_hangs_and_the_worker_comes_back(
     make_server: Callable[..., Server], role: str
 ) -> None:
