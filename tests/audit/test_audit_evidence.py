@@ -471,6 +471,19 @@ def test_ends_that_hide_something() -> None:
     assert semantics(Bench(**LEARNED), Ask(tenant="a", prompt=WORDS), **full, first=9.0) == []
 
 
+@pytest.mark.parametrize(
+    "told",
+    [{"raw": b'{"max_tokens": 3}'}, {"extra": {"max_tokens": 3}}, {"extra": {"max_completion_tokens": 40}}],
+)
+def test_where_the_body_says_another_limit_the_length_is_not_judged(told: dict[str, object]) -> None:
+    ask = Ask(tenant="a", prompt="x", **told)  # type: ignore[arg-type]
+    for completion in (3, 40):  # Ask.max_tokens is 32
+        assert (
+            semantics(Bench(**LEARNED), ask, finish="length", usage=Usage(prompt=10, completion=completion))
+            == []
+        )
+
+
 def test_more_tokens_than_asked_for() -> None:
     ask = Ask(tenant="a", prompt="x", max_tokens=4)
     assert semantics(Bench(), ask, usage=Usage(completion=5)) == ["more than asked"]

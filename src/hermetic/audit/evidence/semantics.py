@@ -64,6 +64,8 @@ class Semantics:
         prompt, completion = answer.usage.prompt, answer.usage.completion
         if prompt is None or completion is None or answer.ask.endpoint not in self._learned.edges:
             return False
+        if not _bounded(answer.ask):
+            return False
         room = 0.8 * self._learned.longest(answer.ask.endpoint)
         return completion < answer.ask.max_tokens and prompt + answer.ask.max_tokens < room
 
@@ -82,7 +84,7 @@ class Semantics:
     def _completion(self, scenario: str, answer: Answer) -> None:
         most, asked = answer.usage.completion, answer.ask.max_tokens
         streamed = sum(token.logprob is not None and bool(token.text) for token in answer.tokens)
-        if answer.ask.raw is None and asked > 0 and max(most or 0, streamed) > asked:
+        if _bounded(answer.ask) and asked > 0 and max(most or 0, streamed) > asked:
             self._add(scenario, answer, "more than asked", f"{max(most or 0, streamed)} completion tokens where at most {asked} were asked for",
                       "the tokens beyond, or the count, belong to another request or to no limit")  # fmt: skip
 
@@ -210,6 +212,15 @@ class Semantics:
 
     def coverage(self, scenario: str) -> Coverage:
         return self._found.coverage(scenario)
+
+
+def _bounded(ask: Ask) -> bool:
+    """Whether `max_tokens` is what was asked for: a body of our own making may say something else, and so may further fields."""
+    return ask.raw is None and not ask.extra.keys() & {
+        "max_tokens",
+        "max_completion_tokens",
+        "sampling_params",
+    }
 
 
 def _most(ask: Ask) -> int:
