@@ -44,7 +44,7 @@ app = typer.Typer(
 # What `hermetic[serve]` brings: the modules whose absence means that the extra was not installed.
 _SERVE_MODULES = frozenset({
     "torch", "numpy", "numba", "transformers", "safetensors", "gguf", "sentencepiece", "huggingface_hub", "fastapi",
-    "starlette", "uvicorn", "uvloop", "httptools", "zmq", "prometheus_client",
+    "starlette", "uvicorn", "uvloop", "httptools", "zmq",
 })  # fmt: skip
 _PROOF_MODULES = frozenset({"z3"})
 
@@ -518,6 +518,112 @@ def drill(
     from hermetic.lab.drill import main as run
 
     raise typer.Exit(run(DrillOptions(tuple(scenario or SCENARIOS), command.seconds(budget), seed, quiet)))
+
+
+@app.command()
+def check(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            help="URLs of nodes, logs, saved answers, metrics, manifests, folders of these, - or a quoted command line; NAME=SOURCE says whose it is.",
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(help="text, json, sarif or github.")] = "text",
+    select: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", help="Only these rules, or families (CAP); repeat.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", help="Not these rules or families; repeat.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on what is not known, too.")] = False,
+    has_patch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="A fix that this deployment's build has, whatever its version says; repeat.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An earlier --format json: what has changed since?")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with [check].")] = None,
+    timeout: Annotated[str, typer.Option(help="Time for one node, like 4s.")] = "4s",
+    api_key: Annotated[
+        str | None, typer.Option(help="Better in the environment.", envvar="HERMETIC_CHECK_KEY")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    watch: Annotated[str | None, typer.Option(metavar="TIME", help="Check again every 60s, 5m, ...")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="With --watch: what was found, at /metrics of this port.", min=0, max=65535),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Where that port listens.")] = "127.0.0.1",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what passed.")] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="CODE", help="What a rule means, why, and what to do; `all` lists them."),
+    ] = None,
+) -> None:
+    """Read a deployment of Hermetic, SGLang or vLLM before it takes traffic: does what it advertises fit what it holds?
+
+    Exit code 0: clean. 1: findings (with --strict also what is not known). 2: a source could not be read."""
+    from hermetic.check import command
+
+    asked = command.Asked(
+        sources=tuple(sources or ()),
+        format=format,
+        select=tuple(select or ()),
+        ignore=tuple(ignore or ()),
+        strict=strict,
+        patches=tuple(has_patch or ()),
+        baseline=baseline,
+        config=config,
+        timeout=None if timeout == "4s" else timeout,
+        api_key=api_key,
+        ca=None if ca is None else str(ca),
+        watch=watch,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        verbose=verbose,
+        explain=explain,
+    )
+    raise typer.Exit(command.main(asked))
+
+
+@app.command()
+def exposure(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Access logs, one JSON object a line; gzip too.")
+    ],
+    pool: Annotated[int, typer.Option(help="Tokens that the smaller pool held at that time.", min=1)],
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Like 2026-11-29T14:00Z.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Up to, not including.")] = None,
+    prefill_speed: Annotated[
+        float | None, typer.Option(help="Tokens a second that a node reads at best.", min=0.001)
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=NAME",
+            help="Which field holds time, id, status, prompt, prefill_prompt or first (seconds to the first token); dots for what is nested.",
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    ids: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the request ids there, one a line.")
+    ] = None,
+) -> None:
+    """After an incident: which past answers fit its signature?
+
+    Exit code 0: none. 1: some. 2: a log could not be read, or no line could be judged."""
+    from hermetic.check import exposed
+
+    raise typer.Exit(
+        exposed.main(
+            exposed.Asked(tuple(logs), pool, since, until, prefill_speed, tuple(field or ()), format, ids)
+        )
+    )
 
 
 @app.command()

@@ -47,6 +47,19 @@ def format_size(count: int) -> str:
     raise AssertionError("unreachable")
 
 
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_TIME = 30 * 24 * 3600.0  # seconds; a longer time is a slip of the keyboard
+
+
+def parse_time(option: str, text: str) -> float:
+    """`90`, `90s`, `5m`, `2h`, in seconds. Raises OptionError."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None or not 0 < float(found[1]) * _SECONDS[found[2]] <= LONGEST_TIME:
+        raise OptionError(f"{option} is {text!r}; it must be a time like 90s, 5m or 2h, 720h at most")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """One `hermetic serve`. Sizes in bytes; `context_length` None means: what the pools and the model allow."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,11 +23,7 @@ from hermetic.audit.report.redact import without_keys
 from hermetic.audit.result import Report
 from hermetic.audit.run import BUDGETS, AuditOptions, audit
 from hermetic.audit.scenarios import chosen
-from hermetic.options import OptionError
-
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-LONGEST = 30 * 24 * 3600.0  # seconds; a longer time is a slip of the keyboard
+from hermetic.options import OptionError, parse_time
 
 
 class Written(NamedTuple):
@@ -76,11 +71,8 @@ class Outputs:
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `5m`, `2h`, in seconds. Raises OptionError."""
-    found = _BUDGET.fullmatch(text.strip())
-    if found is None or not 0 < float(found[1]) * _SECONDS[found[2]] <= LONGEST:
-        raise OptionError(f"--budget is {text!r}; it must be a time like 90s, 5m or 2h, 720h at most")
-    return float(found[1]) * _SECONDS[found[2]]
+    """A budget: `90`, `90s`, `5m`, `2h`, in seconds. Raises OptionError."""
+    return parse_time("--budget", text)
 
 
 def main(options: AuditOptions, outputs: Outputs) -> int:
@@ -132,4 +124,4 @@ def code(report: Report) -> int:
     return 1 if report.verdict == "findings" else 0
 
 
-__all__ = ["LONGEST", "Outputs", "code", "main", "seconds"]
+__all__ = ["Outputs", "code", "main", "seconds"]

@@ -1,0 +1,1 @@
+"""`hermetic check`: read a deployment before it takes traffic. Imports nothing of the engine."""

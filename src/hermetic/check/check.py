@@ -1,0 +1,143 @@
+"""One check: sources in, a report out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from hermetic.check import facts, sources
+from hermetic.check.deployment import Deployment
+from hermetic.check.facts import Sheet
+from hermetic.check.fetch import FetchOptions
+from hermetic.check.result import Report, Told, Verdict
+from hermetic.check.rules import RULES, Rule, judge
+from hermetic.options import OptionError
+
+FAMILIES = (
+    "CAP",
+    "VER",
+    "REL",
+    "DET",
+    "PAIR",
+    "VLLM",
+    "PRX",
+    "EXP",
+    "COV",
+    "HRM",
+    "SRC",
+)  # in the order of reports
+_STATES = ("finding", "unknown", "attested", "passed")
+_SEVERITIES = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """`select`, `ignore`: codes, or beginnings of codes (CAP); an empty `select` is all. `patches`: numbers of fixes that are attested.
+
+    `baseline`: an earlier report."""
+
+    sources: tuple[str, ...]
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    patches: tuple[int, ...] = ()
+    baseline: Report | None = None
+    fetch: FetchOptions = field(default_factory=FetchOptions)
+
+
+def run(options: CheckOptions) -> Report:
+    """Read all sources and ask all rules. Raises OptionError for options that cannot be meant."""
+    rules = chosen(options.select, options.ignore)
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    collected = sources.collect(sources.parse(options.sources), options.fetch)
+    deployment = Deployment(
+        collected.nodes, collected.proxies, frozenset(options.patches), _baseline(options.baseline)
+    )
+    verdicts = judge(deployment, rules)
+    ordered = sorted(verdicts, key=lambda verdict: _order(verdict, deployment))
+    return Report(
+        started=began,
+        sources=list(options.sources),
+        nodes=[_told(node) for node in collected.nodes],
+        verdicts=ordered,
+        unread=collected.unread,
+        notes=_notes(options, deployment, ordered),
+    )
+
+
+def chosen(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
+    """Raises OptionError for a code that no rule begins with."""
+    for option, codes in (("--select", select), ("--ignore", ignore)):
+        for code in codes:
+            if not any(name.startswith(code.upper()) for name in RULES):
+                raise OptionError(
+                    f"{option} {code!r}: no rule begins so; `hermetic check --explain` lists them"
+                )
+    wanted = tuple(code.upper() for code in select) or ("",)
+    left_out = tuple(code.upper() for code in ignore)
+    return [
+        one
+        for code, one in RULES.items()
+        if code.startswith(wanted) and not (left_out and code.startswith(left_out))
+    ]
+
+
+def _order(verdict: Verdict, deployment: Deployment) -> tuple[int, int, int, str, int]:
+    """Findings first; of them the gravest, then by family, code, and prefill before decode."""
+    names = [node.name for node in (*deployment.with_role("prefill"), *deployment.nodes)]
+    place = names.index(verdict.subject) if verdict.subject in names else len(names)
+    severity = _SEVERITIES.index(verdict.severity) if verdict.state == "finding" else 0
+    family = FAMILIES.index(RULES[verdict.code].family)
+    return _STATES.index(verdict.state), severity, family, verdict.code, place
+
+
+def _told(node: Sheet) -> Told:
+    return Told(
+        name=node.name,
+        role=_one(node, facts.ROLE),
+        engine=_one(node, facts.ENGINE),
+        version=_one(node, facts.VERSION),
+        sources=node.sources,
+        facts={name: [{"value": s.value, "where": s.where} for s in seen] for name, seen in node.facts()},
+    )
+
+
+def _one(node: Sheet, fact: facts.Fact[str]) -> str:
+    """For people: the value, or all that were said."""
+    return " or ".join(node.values(fact))
+
+
+def _baseline(report: Report | None) -> dict[str, Sheet]:
+    found: dict[str, Sheet] = {}
+    for told in report.nodes if report is not None else ():
+        sheet = found[told.name] = Sheet(name=told.name, sources=["the baseline"])
+        for name, seen in told.facts.items():
+            if name in facts.FACTS:
+                for one in seen:
+                    sheet.add(facts.FACTS[name], _value(one), f"the baseline, {one.get('where', '')}")
+    return found
+
+
+def _value(one: dict[str, Any]) -> object:
+    value = one.get("value")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _notes(options: CheckOptions, deployment: Deployment, verdicts: Sequence[Verdict]) -> list[str]:
+    notes = []
+    attested = [verdict.code for verdict in verdicts if verdict.state == "attested"]
+    if attested:
+        notes.append(
+            f"Rests on what was attested, not on what was seen: {', '.join(dict.fromkeys(attested))}."
+        )
+    if options.select or options.ignore:
+        asked = f"only {', '.join(options.select)}" if options.select else "all"
+        notes.append(f"Rules asked: {asked}{' but ' + ', '.join(options.ignore) if options.ignore else ''}.")
+    missing = sorted(set(deployment.baseline) - {node.name for node in deployment.nodes})
+    if missing:
+        notes.append(f"The baseline has nodes that were not read now: {', '.join(missing)}.")
+    return notes
+
+
+__all__ = ["FAMILIES", "CheckOptions", "chosen", "run"]

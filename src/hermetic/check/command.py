@@ -1,0 +1,164 @@
+"""`hermetic check`, from its options to its exit code: 0 clean, 1 findings, 2 a source could not be read.
+
+The one thing to know: what is not known is said, and is no success for who asks with --strict. A source that could not be read at all ends in 2,
+whatever else was found: half a deployment has not been checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hermetic.check import sources
+from hermetic.check import watch as watching
+from hermetic.check.check import CheckOptions, run
+from hermetic.check.fetch import FetchOptions
+from hermetic.check.output import github, json_file, sarif, text
+from hermetic.check.result import Report
+from hermetic.check.rules import pages
+from hermetic.options import OptionError, parse_time
+
+FORMATS = ("text", "json", "sarif", "github")
+_SETTINGS: dict[str, type] = {
+    "sources": list, "select": list, "ignore": list, "patches": list, "strict": bool, "baseline": str, "format": str,
+    "timeout": float, "ca": str,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """As on the command line; None and () where nothing was said."""
+
+    sources: tuple[str, ...] = ()
+    format: str = "text"
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    strict: bool = False
+    patches: tuple[str, ...] = ()
+    baseline: Path | None = None
+    config: Path | None = None
+    timeout: str | None = None
+    api_key: str | None = dataclasses.field(default=None, repr=False)
+    ca: str | None = None
+    watch: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    verbose: bool = False
+    explain: str | None = None
+
+
+def main(asked: Asked) -> int:
+    """Check, show, and say how it ended. Raises OptionError for what cannot be meant."""
+    if asked.explain is not None:
+        print(pages.explained(asked.explain))
+        return 0
+    settings = {} if asked.config is None else _settings(asked.config)
+    form = settings.get("format", "text") if asked.format == "text" else asked.format
+    if form not in FORMATS:
+        raise OptionError(f"--format is {form!r}; it must be one of {', '.join(FORMATS)}")
+    options, strict = _options(asked, settings), asked.strict or settings.get("strict", False)
+    if asked.watch is not None:
+        return _watch(asked, options, form, strict)
+    if asked.metrics_port is not None:
+        raise OptionError("--metrics-port goes with --watch")
+    report = run(options)
+    _show(report, form, strict, asked.verbose)
+    return code(report, strict)
+
+
+def _options(asked: Asked, settings: Mapping[str, Any]) -> CheckOptions:
+    """What the command line says, else what the config file does; patches and rules that are left out add up."""
+    baseline = asked.baseline or (Path(settings["baseline"]) if "baseline" in settings else None)
+    timeout = settings.get("timeout", FetchOptions.timeout)
+    return CheckOptions(
+        sources=asked.sources or tuple(settings.get("sources", ())),
+        select=asked.select or tuple(settings.get("select", ())),
+        ignore=(*asked.ignore, *settings.get("ignore", ())),
+        patches=(*patches(asked.patches), *settings.get("patches", ())),
+        baseline=None if baseline is None else json_file.load(baseline),
+        fetch=FetchOptions(
+            timeout=timeout if asked.timeout is None else parse_time("--timeout", asked.timeout),
+            api_key=asked.api_key or None,
+            ca=asked.ca or settings.get("ca"),
+        ),
+    )
+
+
+def _watch(asked: Asked, options: CheckOptions, form: str, strict: bool) -> int:
+    """Until Ctrl-C, or SIGTERM."""
+    every, figures = parse_time("--watch", asked.watch or ""), watching.Figures()
+    sources.parse(options.sources)
+    if asked.metrics_port is not None:
+        port = watching.serve(figures, asked.metrics_host, asked.metrics_port)
+        print(f"figures at http://{asked.metrics_host}:{port}/metrics", file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        watching.watch(
+            lambda: run(options), every, lambda report: _show(report, form, strict, asked.verbose), figures
+        )
+    return 0
+
+
+def _show(report: Report, form: str, strict: bool, verbose: bool) -> None:
+    if form == "text":
+        text.show(Console(highlight=False), report, strict, verbose)
+        return
+    made = {
+        "json": lambda: json_file.dump(report),
+        "sarif": lambda: sarif.dump(report),
+        "github": lambda: github.dump(report, strict).encode(),
+    }[form]()
+    sys.stdout.buffer.write(made)
+    sys.stdout.buffer.flush()
+
+
+def code(report: Report, strict: bool = False) -> int:
+    """What a pipeline gets to see."""
+    if any(not one.part for one in report.unread):
+        return 2
+    return 1 if report.of("finding") or (strict and report.of("unknown")) else 0
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"--config {path} is not TOML: {error}") from None
+    table = whole.get("check")
+    if not isinstance(table, dict) or set(whole) != {"check"}:
+        raise OptionError(f"--config {path}: it has one table, [check]")
+    for name, value in table.items():
+        kind = _SETTINGS.get(name)
+        if kind is None:
+            raise OptionError(
+                f"--config {path}: there is no setting {name!r}; there are {', '.join(_SETTINGS)}"
+            )
+        wanted = (int, float) if kind is float else kind
+        if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+            raise OptionError(f"--config {path}: {name} must be a {kind.__name__}")
+        inner = int if name == "patches" else str
+        if isinstance(value, list) and not all(isinstance(one, inner) for one in value):
+            raise OptionError(f"--config {path}: {name} must be a list of {inner.__name__}")
+    return table
+
+
+def patches(given: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of fixes, with or without #. Raises OptionError."""
+    numbers = []
+    for one in given:
+        digits = one.strip().removeprefix("#")
+        if not (digits.isascii() and digits.isdigit()):
+            raise OptionError(f"--has-patch {one!r}: give the number of the fix, like 38935")
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+__all__ = ["FORMATS", "Asked", "code", "main", "patches"]

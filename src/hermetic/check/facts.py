@@ -1,0 +1,251 @@
+"""What can be known of a node, and where it is known from. Readers put facts in, rules take them out.
+
+The one thing to know: a rule that asks for a fact that nobody gave, or on which the sources disagree, gets `NotKnown` and not a
+guess. So what could not be determined is reported as unknown, and never as passed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A kind of fact. `says`: what it is, to go on after "is not known: "; `asked`: which source would say it.
+
+    `several`: of what is counted or measured, what several sources say together (counts of two logs add up); None: they have to agree."""
+
+    name: str
+    says: str
+    asked: str
+    several: Callable[[Sequence[T]], T] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Seen(Generic[T]):
+    """A value, and where it stands: a source, and a place in it ("prefill.log, line 41")."""
+
+    value: T
+    where: str
+
+
+class NotKnown(Exception):
+    """A fact that a rule needs and does not have; the message says why, and what would help."""
+
+
+@dataclass
+class Sheet:
+    """Facts of one node. `name`: for people; `sources`: everything that said something of it, in the order of reading.
+
+    `address`: (host, port) that it serves on, where it is known. `asked`: names of the facts that were taken out since it was cleared, so that a
+    verdict can say what it rests on."""
+
+    name: str = ""
+    sources: list[str] = field(default_factory=list)
+    address: tuple[str, int] | None = None
+    asked: dict[str, None] = field(default_factory=dict)
+    _facts: dict[str, list[Seen[object]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, fact: Fact[T], value: T | None, where: str) -> None:
+        """Note a value. None is nothing to note; the same value from the same place is noted once."""
+        seen = Seen[object](value, where)
+        if value is not None and seen not in self._facts[fact.name]:
+            self._facts[fact.name].append(seen)
+
+    def replace(self, fact: Fact[T], value: T, where: str) -> None:
+        """Note a value in the place of all that was noted before."""
+        self._facts[fact.name] = [Seen[object](value, where)]
+
+    def take_out(self, fact: Fact[T]) -> list[Seen[T]]:
+        """What was noted of it, which is noted no more."""
+        return self._facts.pop(fact.name, [])  # type: ignore[return-value]
+
+    def count(self, fact: Fact[int], where: str, more: int = 1) -> None:
+        """One more of what is counted, at `where` (the first place is kept)."""
+        seen = self._facts[fact.name]
+        first = seen[0] if seen else Seen[object](0, where)
+        assert isinstance(first.value, int)
+        self._facts[fact.name] = [Seen(first.value + more, first.where)]
+
+    def seen(self, fact: Fact[T]) -> list[Seen[T]]:
+        """All that was said of it."""
+        return list(self._facts.get(fact.name, ()))  # type: ignore[arg-type]
+
+    def __contains__(self, fact: Fact[T]) -> bool:
+        return bool(self._facts.get(fact.name))
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        """The value that all sources agree on. Raises NotKnown."""
+        values = self.values(fact)
+        if not values:
+            raise NotKnown(f"{self.name}: {fact.says} is not known; {fact.asked} would say it")
+        if fact.several is not None:
+            return fact.several([seen.value for seen in self.seen(fact)])
+        if len(values) > 1:
+            told = "; ".join(f"{seen.value} ({seen.where})" for seen in self.seen(fact))
+            raise NotKnown(f"{self.name}: the sources disagree on {fact.says}: {told}")
+        return values[0]
+
+    def get(self, fact: Fact[T], otherwise: T) -> T:
+        """The same, or `otherwise` where nobody says. Raises NotKnown where the sources disagree."""
+        if fact in self:
+            return self[fact]
+        return otherwise
+
+    def values(self, fact: Fact[T]) -> list[T]:
+        """The different values that were said."""
+        self.asked[fact.name] = None
+        found: list[T] = []
+        for seen in self.seen(fact):
+            if seen.value not in found:
+                found.append(seen.value)
+        return found
+
+    def where(self, fact: Fact[T]) -> str:
+        """Where it is known from, for people; empty if it is not."""
+        return ", ".join(dict.fromkeys(seen.where for seen in self.seen(fact)))
+
+    def rests_on(self) -> list[str]:
+        """Where the facts stand that were asked for."""
+        return list(dict.fromkeys(seen.where for name in self.asked for seen in self._facts.get(name, ())))
+
+    def facts(self) -> Iterator[tuple[str, list[Seen[object]]]]:
+        return iter(self._facts.items())
+
+    def take(self, other: Sheet) -> None:
+        """Everything that another sheet of the same node says."""
+        self.sources += [source for source in other.sources if source not in self.sources]
+        self.address = self.address or other.address
+        for name, seen in other.facts():
+            kept = self._facts[name]
+            kept += [one for one in seen if one not in kept]
+
+
+_INFO = "its /server_info"
+_START = "its start-up log"
+_METRICS = "its /metrics"
+_COMMAND = "its command line or manifest"
+_ENVIRONMENT = "its manifest (environment)"
+
+ENGINE = Fact[str](
+    "engine", "which engine this is", f"{_INFO}, {_METRICS} or {_START}"
+)  # sglang, vllm, hermetic
+VERSION = Fact[str]("version", "the version", f"{_INFO} or {_START}")
+ROLE = Fact[str](
+    "role", "the role in the deployment", f"{_INFO} or {_COMMAND}"
+)  # prefill, decode, both or alone
+MODEL = Fact[str]("model", "the model path", f"{_INFO} or {_START}")
+REVISION = Fact[str]("revision", "the model's revision", f"{_INFO} or {_COMMAND}")
+SERVED = Fact[str]("served", "the name under which the model is served", "its /v1/models")
+
+CONTEXT = Fact[int]("context", "the advertised context in tokens", f"its /v1/models or {_START}")
+POOL = Fact[int]("pool", "how many tokens the KV pool holds", f"{_INFO}, {_METRICS} or {_START}")
+POOL_LIMIT = Fact[int](
+    "pool_limit",
+    "the most tokens that the KV pool was allowed (it holds what memory allows, up to that)",
+    _COMMAND,
+)
+PAGE = Fact[int]("page", "the page size in tokens", f"{_INFO} or {_COMMAND}")
+LONGEST = Fact[int](
+    "longest", "the length from which on the front check refuses prompts", _INFO
+)  # max_req_input_len
+RESERVE = Fact[int]("reserve", "how many tokens decode reserves for each request", _INFO)
+TRUNCATES = Fact[bool]("truncates", "whether prompts that are too long are cut", f"{_INFO} or {_COMMAND}")
+MEMORY_FRACTION = Fact[float]("memory_fraction", "the share of memory for weights and KV", _INFO)
+KV_BYTES = Fact[float]("kv_bytes", "how many bytes the KV pool has", _METRICS)
+
+KV_DTYPE = Fact[str]("kv_dtype", "the dtype of the KV cache", f"{_START} or {_INFO}")
+TP = Fact[int]("tp", "the tensor parallel width", f"{_INFO} or {_COMMAND}")
+PP = Fact[int]("pp", "the pipeline parallel depth", f"{_INFO} or {_COMMAND}")
+TRANSPORT = Fact[str](
+    "transport", "what moves KV between the halves", f"{_INFO} or {_COMMAND}"
+)  # mooncake, nixl, shm, fake, ...
+TRANSPORT_VERSION = Fact[str]("transport_version", "the version of the transfer engine", _START)
+
+DEFERRED = Fact[bool](
+    "deferred", "whether decode waits for the transfer before it releases pages", _ENVIRONMENT
+)
+RELEASE_TIMEOUT = Fact[float](
+    "release_timeout", "how long decode waits before it releases anyway, in seconds", _ENVIRONMENT
+)
+BATCH_PAGES = Fact[int](
+    "batch_pages", "how many pages one transfer batch has at most (0: no bound)", _ENVIRONMENT
+)
+TRANSFER_SPEED = Fact[float](
+    "transfer_speed", "the speed of transfers in bytes a second", f"{_METRICS} or /v1/loads, under load", min
+)
+RELEASED = Fact[int]("released", "how many releases waited and ended", _METRICS, max)
+RELEASED_BY_TIMEOUT = Fact[int]("released_by_timeout", "how many releases ended by time-out", _METRICS, max)
+
+CHECKSUM = Fact[bool]("checksum", "whether transferred KV is checked", f"{_INFO} or {_COMMAND}")
+CHECKSUM_SKIPPED = Fact[int](
+    "checksum_skipped", "log lines that say that a layout is not checked", "its log", sum
+)
+CHECKSUM_WRONG = Fact[int](
+    "checksum_wrong", "log lines that say that transferred KV was not what was sent", "its log", sum
+)
+CANARY = Fact[str]("canary", "the mode of the KV canary", f"{_INFO} or {_COMMAND}")  # none, log or raise
+CANARY_CHECKED = Fact[int]("canary_checked", "how many tokens the canary has checked", "its log", max)
+CANARY_WRONG = Fact[int](
+    "canary_wrong", "violations of the canary in the log after the warm-up", "its log", sum
+)
+CANARY_WARM_UP = Fact[int](
+    "canary_warm_up", "violations of the canary in the log during the warm-up", "its log", sum
+)
+STARTED = Fact[bool]("started", "whether the log reaches the end of the start", "its log", max)
+
+PREFILL_SPEED = Fact[float](
+    "prefill_speed",
+    "the measured prefill speed in tokens a second",
+    f"{_METRICS}, /v1/loads or its log, under load",
+    min,
+)
+
+HOST = Fact[str]("host", "the address that it listens on", f"{_INFO} or {_COMMAND}")
+INNER_HOST = Fact[str]("inner_host", "the address of its bootstrap or side channel", _ENVIRONMENT)
+INNER_PORT = Fact[int]("inner_port", "the port of its bootstrap or side channel", _COMMAND)
+API_KEY = Fact[bool]("api_key", "whether an API key is asked for", f"{_INFO} or {_COMMAND}")
+ADMIN_KEY = Fact[bool]("admin_key", "whether an admin key is asked for", f"{_INFO} or {_COMMAND}")
+METRICS = Fact[bool]("metrics", "whether it exports metrics", f"{_INFO} or {_COMMAND}")
+METRICS_OPEN = Fact[bool]("metrics_open", "whether /metrics answers without a key", "its URL")
+REMOTE_CODE = Fact[bool](
+    "remote_code", "whether code from the model's repository runs", f"{_INFO} or {_START}"
+)
+
+# vLLM
+LOAD_FAILURE = Fact[str](
+    "load_failure", "what becomes of a request whose KV could not be loaded", _START
+)  # fail or recompute
+LEASE = Fact[float](
+    "lease", "how long prefill keeps pages for decode, in seconds", f"{_COMMAND} (kv_lease_duration)"
+)
+WAITED = Fact[float](
+    "waited", "the longest time that requests were seen to wait, in seconds", f"{_METRICS}, under load", max
+)
+EXPIRED = Fact[int]("expired", "how many requests' pages expired before decode had read them", _METRICS, max)
+READ_LATE = Fact[int](
+    "read_late", "how many requests' pages decode read after they had expired", f"{_METRICS} or its log", max
+)
+FAILED_TRANSFERS = Fact[int]("failed_transfers", "how many transfers failed", _METRICS, max)
+DEVELOPER = Fact[bool]("developer", "whether developer mode is on", f"{_ENVIRONMENT} or its URL")
+
+# Hermetic
+VERIFY = Fact[str](
+    "verify", "what is verified of pages before they are read", "its /v1/models"
+)  # tags, landing or read
+VERIFIED = Fact[int]("verified", "how many requests were verified", _METRICS, max)
+DISABLED = Fact[bool]("disabled", "whether the model is disabled", _METRICS)
+INTEGRITY_FAILURES = Fact[int](
+    "integrity_failures", "how many requests met a page that was not their own", _METRICS, max
+)
+QUARANTINED = Fact[int]("quarantined", "how many pages are in quarantine", _METRICS, max)
+SERVED_REQUESTS = Fact[int]("served_requests", "how many requests were served", _METRICS, max)
+
+FACTS: dict[str, Fact[object]] = {
+    value.name: value for value in list(globals().values()) if isinstance(value, Fact)
+}

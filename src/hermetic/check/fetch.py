@@ -1,0 +1,164 @@
+"""What live nodes say of themselves, asked of all at once.
+
+The one thing to know: a node has `timeout` seconds for everything that it is asked. One that hangs, or sends without end, costs those seconds
+and is reported as not read; the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httpx
+
+from hermetic.check import facts
+from hermetic.check.facts import Sheet
+from hermetic.check.readers import engine_files
+from hermetic.check.readers.reading import Reading
+from hermetic.options import OptionError
+
+PATHS = ("/server_info", "/v1/models", "/v1/loads", "/metrics", "/version", "/model_info")
+OLDER = {"/server_info": "/get_server_info", "/model_info": "/get_model_info"}  # where the first is not known
+MAX_BYTES = 16 * 1024**2  # of one answer
+NO_ROUTE = (404, 405, 501)
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """`timeout`: seconds for one node. `ca`: a PEM file that certificates are checked against. The key is shown nowhere."""
+
+    timeout: float = 4.0
+    api_key: str | None = field(default=None, repr=False)
+    ca: str | None = None
+
+
+@dataclass(frozen=True)
+class _Page:
+    status: int
+    body: bytes
+    kind: str
+
+
+async def fetch(urls: Sequence[str], options: FetchOptions) -> list[Reading]:
+    """One reading for each URL, in their order. Raises OptionError for certificates that cannot be read."""
+    trust = _trust(options)
+    asked = await asyncio.gather(
+        *(_node(url.rstrip("/").removesuffix("/v1"), options, trust) for url in urls)
+    )
+    return [
+        _reading(url.rstrip("/"), node) for url, node in zip(urls, asked, strict=True)
+    ]  # when nobody waits any more
+
+
+@dataclass
+class _Asked:
+    """What a node answered, by path; and why not to everything, if so."""
+
+    pages: dict[str, _Page] = field(default_factory=dict)
+    failed: str | None = None
+
+
+def _trust(options: FetchOptions) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=options.ca)
+    except OSError as error:
+        raise OptionError(f"--ca {options.ca}: {error.strerror or error}") from None
+
+
+async def _node(root: str, options: FetchOptions, trust: ssl.SSLContext) -> _Asked:
+    """A client of its own for each node: a pool of hundreds of connections takes long to look through."""
+    asked, headers = _Asked(), {"accept-encoding": "identity", "user-agent": "hermetic-check"}
+    try:
+        async with (
+            asyncio.timeout(options.timeout),
+            httpx.AsyncClient(verify=trust, timeout=None, headers=headers, trust_env=False) as client,
+        ):
+            await asyncio.gather(*(_look(client, root, path, options, asked.pages) for path in PATHS))
+    except TimeoutError:
+        asked.failed = f"did not answer everything within {options.timeout:g} s"
+    except httpx.HTTPError as error:
+        asked.failed = str(error) or type(error).__name__
+    return asked
+
+
+def _reading(url: str, asked: _Asked) -> Reading:
+    root, reading = url.removesuffix("/v1"), Reading()
+    sheet = Sheet(name=urlsplit(url).netloc, sources=[url], address=address(url))
+    for path, page in sorted(asked.pages.items()):
+        _read(f"{root}{path}", page, sheet, reading)
+    known = bool(sheet.sources[1:])
+    if asked.failed is not None:
+        reading.failed(url, asked.failed, part=known)
+    elif not known:
+        reading.failed(url, _nothing(asked.pages))
+    if known:
+        sheet.sources = [url]
+        reading.sheets = [sheet]
+    return reading
+
+
+async def _look(
+    client: httpx.AsyncClient, root: str, path: str, options: FetchOptions, pages: dict[str, _Page]
+) -> None:
+    key = options.api_key
+    page = await _get(client, root + path, None if path == "/metrics" else key)
+    if page.status in NO_ROUTE and path in OLDER:
+        path = OLDER[path]
+        page = await _get(client, root + path, key)
+    if path == "/metrics" and page.status in (401, 403) and key is not None:
+        page = await _get(client, root + path, key)
+        path = "/metrics (with the key)"
+    pages[path] = page
+
+
+async def _get(client: httpx.AsyncClient, url: str, key: str | None) -> _Page:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    async with client.stream("GET", url, headers=headers) as response:
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk[: MAX_BYTES - len(body)]
+            if len(body) >= MAX_BYTES:
+                break
+        return _Page(response.status_code, bytes(body), response.headers.get("content-type", ""))
+
+
+def _read(where: str, page: _Page, sheet: Sheet, reading: Reading) -> None:
+    if page.status != 200:
+        return
+    metrics = "/metrics" in where
+    read = engine_files.read_metrics if metrics else engine_files.read_json
+    told = read(where, page.body)
+    if told is None:
+        looks = "HTML" if b"<html" in page.body[:1000].lower() else "something else"
+        reading.failed(where, f"answers with {looks}, not with what an engine says here")
+        return
+    reading.unread += told.unread
+    for one in told.sheets:
+        sheet.take(one)
+        sheet.sources.append(where)
+    if metrics and told.sheets:
+        sheet.add(facts.METRICS_OPEN, "(with the key)" not in where, where)
+
+
+def _nothing(pages: dict[str, _Page]) -> str:
+    statuses = {page.status for page in pages.values()}
+    if statuses & {401, 403}:
+        return "wants an API key, or does not take this one (--api-key)"
+    told = ", ".join(f"{path} {page.status}" for path, page in sorted(pages.items()))
+    return f"says nothing that this check knows how to read ({told}): is it an engine node?"
+
+
+def address(url: str) -> tuple[str, int] | None:
+    """(host, port) of a URL; None if it names no host. Raises OptionError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise OptionError(f"{url!r} is not a URL ({error})") from None
+    return None if not parts.hostname else (parts.hostname, port)
+
+
+__all__ = ["FetchOptions", "address", "fetch"]

@@ -1,0 +1,1 @@
+"""A check's report for people and for machines."""

@@ -1,0 +1,42 @@
+"""The report as GitHub workflow commands: one annotation for each finding, unknown and source that was not read.
+
+Format: https://docs.github.com/actions/reference/workflow-commands-for-github-actions (escaping as its toolkit does).
+"""
+
+from __future__ import annotations
+
+import re
+
+from hermetic.check.output import words
+from hermetic.check.result import Report, Verdict
+
+_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
+_LINE = re.compile(r"(?P<file>[^:]+?), line (?P<line>\d+)")
+
+
+def dump(report: Report, strict: bool = False) -> str:
+    lines = [_annotation(_LEVELS[v.severity], v, words.message(v)) for v in report.of("finding")]
+    level = "error" if strict else "notice"
+    lines += [_annotation(level, v, f"unknown: {words.message(v)}") for v in report.of("unknown")]
+    for one in report.unread:
+        text = f"{one.source}: {one.why}"
+        lines.append(f"::{'warning' if one.part else 'error'} title=not read::{_data(words.plain(text))}")
+    return "".join(f"{line}\n" for line in [*lines, f"::notice::{_data(words.headline(report, strict))}"])
+
+
+def _annotation(level: str, verdict: Verdict, text: str) -> str:
+    title = f"{verdict.code} {words.title(verdict.code)}"
+    where = next((m for w in verdict.where if (m := _LINE.fullmatch(w)) is not None), None)
+    file = f"file={_property(where['file'])},line={where['line']}," if where else ""
+    return f"::{level} {file}title={_property(title)}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+__all__ = ["dump"]

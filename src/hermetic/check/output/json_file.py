@@ -1,0 +1,45 @@
+"""The report as JSON, and its schema: `python -m hermetic.check.output.json_file docs/check-schema.json`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hermetic.check.result import Report
+from hermetic.options import OptionError
+
+
+def dump(report: Report) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def load(path: Path) -> Report:
+    """An earlier report. Raises OptionError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise OptionError(
+            f"{path} is no report of `hermetic check --format json` ({error}): make one first"
+        ) from None
+
+
+def schema() -> bytes:
+    """JSON Schema, draft 2020-12."""
+    (reference,), components = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What hermetic check --format json writes",
+        **reference,
+        "$defs": components,
+    }
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_bytes(schema())
+
+__all__ = ["dump", "load", "schema"]

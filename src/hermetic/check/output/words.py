@@ -1,0 +1,47 @@
+"""Sentences that all forms of a report share, and what makes a server's text safe to show."""
+
+from __future__ import annotations
+
+from hermetic.check.result import Report, Verdict
+from hermetic.check.rules import RULES
+
+LONGEST = 600  # characters of one message; logs and answers can hold anything
+
+
+def plain(text: str, limit: int = LONGEST) -> str:
+    """One line without control characters or marks that reorder text."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    joined = " ".join(shown.split())
+    return joined if len(joined) <= limit else joined[: limit - 1] + "\u2026"
+
+
+def message(verdict: Verdict) -> str:
+    """Of a finding: whose it is, and what is wrong."""
+    said = plain(verdict.message)
+    return said if said.startswith(verdict.subject) else f"{plain(verdict.subject, 120)}: {said}"
+
+
+def headline(report: Report, strict: bool) -> str:
+    """How it ended, with counts."""
+    findings, unknown = report.of("finding"), report.of("unknown")
+    unread = [one for one in report.unread if not one.part]
+    parts = [
+        counted(len(findings), "finding"),
+        f"{len(unknown)} unknown",
+        f"{len(report.of('passed'))} passed",
+    ]
+    if unread:
+        parts.append(f"{counted(len(unread), 'source')} not read")
+    end = "Not clean" if findings or (strict and unknown) else "Could not be read" if unread else "Clean, as far as it is known" if unknown else "Clean"  # fmt: skip
+    return f"{end}: {', '.join(parts)}"
+
+
+def counted(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+def title(code: str) -> str:
+    return RULES[code].title
+
+
+__all__ = ["counted", "headline", "message", "plain", "title"]

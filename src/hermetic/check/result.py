@@ -1,0 +1,61 @@
+"""What a check found, as data: findings, what could not be determined, and what passed. Its JSON schema is docs/check-schema.json."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Severity = Literal["error", "warning", "note"]
+State = Literal["finding", "unknown", "passed", "attested"]
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """One rule at one subject. `subject`: a node, "prefill -> decode" for a pair, or a proxy.
+
+    `message`: of a finding what is wrong, in one sentence with the numbers; of an unknown what is missing and where it would stand; of what is
+    attested, which patch. `where`: the sources that it rests on ("prefill.log, line 41")."""
+
+    code: str
+    state: State
+    subject: str
+    message: str = ""
+    where: list[str] = []
+    severity: Severity = "error"
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """A node or proxy that was read. `facts`: by name, the values that were said, each with where."""
+
+    name: str
+    role: str = ""
+    engine: str = ""
+    version: str = ""
+    sources: list[str] = []
+    facts: dict[str, list[dict[str, Any]]] = {}
+
+
+class Unread(msgspec.Struct, kw_only=True):
+    """A source that could not be read, or only in part; `part`: something was taken from it all the same."""
+
+    source: str
+    why: str
+    part: bool = False
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """`verdicts`: findings first, the gravest first; then unknowns; then the others."""
+
+    version: int = 1
+    started: str = ""  # ISO 8601, UTC
+    sources: list[str] = []
+    nodes: list[Told] = []
+    verdicts: list[Verdict] = []
+    unread: list[Unread] = []
+    notes: list[str] = []
+
+    def of(self, state: State) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.state == state]
+
+
+__all__ = ["Report", "Severity", "State", "Told", "Unread", "Verdict"]

@@ -1,0 +1,172 @@
+"""The rules' pages: docs/rules/CODE.md and its index, and the same as plain text for `--explain CODE`.
+
+The one thing to know: they are made from the rules themselves (`python -m hermetic.check.rules.pages docs/rules`), and a test compares them, so a page
+is never about another rule than the one that runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from hermetic.check.rules import RULES
+from hermetic.check.rules.registry import Rule
+from hermetic.options import OptionError
+
+FAMILIES = {
+    "CAP": "Capacity: what is advertised, and what the pools hold",
+    "VER": "Versions: what each release mends",
+    "REL": "Release: when pages are given on after an abort",
+    "DET": "Detection: checks of KV, and what they found",
+    "PAIR": "Pairs: what must be the same in both halves",
+    "VLLM": "vLLM: pool, lease and transfers",
+    "PRX": "Proxies and routers",
+    "EXP": "Exposure: who can reach what",
+    "COV": "Coverage: detectors that look at nothing",
+    "HRM": "Hermetic itself",
+    "SRC": "Sources that disagree",
+}
+_PER = {
+    "node": "each node", "pair": "each pair of a prefill and a decode node", "proxy": "each proxy or router", "deployment": "the deployment as a whole",
+}  # fmt: skip
+_ENGINES = {"sglang": "SGLang", "vllm": "vLLM", "hermetic": "Hermetic"}
+_WIDTH = 100
+_HEAD = (
+    "These pages are made from the rules (`python -m hermetic.check.rules.pages docs/rules`); change the rule, not the page. "
+    "`hermetic check --explain CODE` shows the same."
+)
+
+
+def ordered() -> list[Rule]:
+    """All rules, in the order of families and codes."""
+    return [RULES[code] for family in FAMILIES for code in sorted(RULES) if RULES[code].family == family]
+
+
+def sections(rule: Rule) -> list[tuple[str, str]]:
+    """What a page says, as (heading, paragraphs)."""
+    found = [("What it means", f"{_sentence(rule.title)}\n\n{_asked(rule)}")]
+    if decided := inspect.getdoc(rule.check):
+        found.append(("How it is decided", decided))
+    found += [("Why it matters", rule.why), ("How to fix it", rule.fix), ("Where it comes from", rule.source)]
+    if rule.patches:
+        numbers = ", ".join(f"`--has-patch {number}`" for number in rule.patches)
+        found.append(
+            (
+                "In a patched build",
+                f"{numbers} attests that a fix is in the build: the report then says so instead of finding it.",
+            )
+        )
+    return found
+
+
+def page(rule: Rule) -> str:
+    """Markdown."""
+    parts = [f"# {rule.code}: {rule.title}"]
+    for heading, text in sections(rule):
+        parts += [f"## {heading}", text]
+    return "\n\n".join(parts) + "\n"
+
+
+def index() -> str:
+    """Markdown: all rules by family."""
+    parts = ["# Rules of `hermetic check`", _HEAD]
+    for family, title in FAMILIES.items():
+        rows = [
+            f"| [{rule.code}]({rule.code}.md) | {rule.severity} | {rule.title} |"
+            for rule in ordered()
+            if rule.family == family
+        ]
+        parts += [f"## {title}", "\n".join(["| code | severity | finding |", "|---|---|---|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def explained(code: str) -> str:
+    """A rule's page as plain text; the list of all for an empty code or `all`. Raises OptionError for a code that no rule has."""
+    wanted = code.strip().upper()
+    if wanted in ("", "ALL"):
+        return "\n".join(f"{rule.code:8} {rule.severity:8} {rule.title}" for rule in ordered())
+    if wanted not in RULES:
+        near = [name for name in RULES if wanted and name.startswith(wanted.rstrip("0123456789"))]
+        raise OptionError(f"--explain {code!r}: there is no such rule; there are {', '.join(near or RULES)}")
+    rule = RULES[wanted]
+    parts = [f"{rule.code} {rule.severity}: {rule.title}"]
+    for heading, text in sections(rule):
+        parts += [heading, "\n\n".join(_plain(paragraph) for paragraph in text.split("\n\n"))]
+    return "\n\n".join(parts)
+
+
+def pages() -> dict[str, str]:
+    """Every file of docs/rules by its name."""
+    return {"README.md": index(), **{f"{rule.code}.md": page(rule) for rule in RULES.values()}}
+
+
+def write(folder: Path) -> None:
+    """Write all pages, and remove those of rules that are no more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = pages()
+    for old in folder.glob("*.md"):
+        if old.name not in made:
+            old.unlink()
+    for name, text in made.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _sentence(title: str) -> str:
+    return f"{title[:1].upper()}{title[1:]}."
+
+
+def _asked(rule: Rule) -> str:
+    of = [_ENGINES[engine] for engine in rule.engines] or (
+        ["any engine"] if rule.per in ("node", "pair") else []
+    )
+    limits = "; ".join(" or ".join(some) for some in (of, rule.roles) if some)
+    return f"Asked of {_PER[rule.per]}{f' ({limits})' if limits else ''}. Severity: {rule.severity}."
+
+
+def _plain(paragraph: str) -> str:
+    """One paragraph or list for a terminal: without Markdown's backquotes, wrapped, indented."""
+    lines = paragraph.replace("`", "").split("\n")
+    if not any(line.startswith("- ") for line in lines):
+        return textwrap.fill(
+            " ".join(lines),
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    items: list[str] = []
+    for line in lines:
+        if line.startswith("- ") or not items:
+            items.append(line)
+        else:
+            items[-1] += f" {line.strip()}"
+    return "\n".join(
+        textwrap.fill(
+            item,
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in items
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python -m hermetic.check.rules.pages FOLDER", file=sys.stderr)
+        return 2
+    write(Path(arguments[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+
+
+__all__ = ["FAMILIES", "explained", "index", "ordered", "page", "pages", "sections", "write"]

@@ -1,0 +1,140 @@
+"""Proxies and routers: what they do to a request whose answer takes long, or whose client has left.
+
+The one thing to know: a proxy that gives up early, or asks twice, makes aborts and duplicates that the nodes behind it were not told to expect;
+aborts in the middle of a transfer are what most reports of wrong answers begin with. Where release is deferred, closing upstream when the client
+leaves is right: the work ends and the pages wait for the transfer. Where it is not, it is the trigger.
+"""
+
+from __future__ import annotations
+
+from hermetic.check import facts
+from hermetic.check.deployment import DECODE, PREFILL, Deployment, Proxy
+from hermetic.check.facts import NotKnown, Sheet, T
+from hermetic.check.rules.capacity import longest
+from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.release import in_seconds
+
+ROUTERS = ("sglang-router", "vllm-router")
+
+
+@rule(
+    "PRX001",
+    "the proxy gives up before the longest prompt can be prefilled",
+    per="proxy",
+    severity="warning",
+    why="Until the first token nothing comes back. A read time-out that is shorter than the longest prefill ends requests that would have been answered, "
+    "in the middle of their transfer, and clients send them again.",
+    fix="Raise the proxy's read time-out (nginx proxy_read_timeout, Envoy route timeout and idle time-outs, HAProxy timeout server) above the time that the "
+    "longest accepted prompt takes on the slowest prefill node, waiting included.",
+    source="https://github.com/sgl-project/sglang/pull/28651 (a gateway time-out that became an abort storm).",
+)
+def gives_up(proxy: Proxy, deployment: Deployment) -> Answer:
+    timeout = _said(proxy, proxy.read_timeout, "how long it waits for an answer")
+    nodes = [node for node in deployment.nodes if node.values(facts.ROLE) != [DECODE]]
+    if not nodes:
+        raise NotKnown("no node that prefills was read, so how long a prefill takes is not known")
+    missing: list[str] = []
+    slowest: tuple[float, Sheet, int] | None = None
+    for node in nodes:
+        try:
+            tokens, speed = _longest(node), node[facts.PREFILL_SPEED]
+            if speed <= 0:
+                raise NotKnown(f"{node.name}: no prefill was measured yet")
+        except NotKnown as unknown:
+            missing.append(str(unknown))
+            continue
+        if slowest is None or tokens / speed > slowest[0]:
+            slowest = tokens / speed, node, tokens
+    if slowest is not None and slowest[0] > timeout:
+        seconds, node, tokens = slowest
+        return f"it waits {timeout:g} s for an answer, and {node.name} needs {in_seconds(seconds)} for a prompt of {tokens:,} tokens at the measured {tokens / seconds:,.0f} a second"
+    if missing:
+        raise NotKnown("; ".join(missing))
+    return None
+
+
+@rule(
+    "PRX002",
+    "the proxy sends POST requests again",
+    per="proxy",
+    why="A request that is sent again while the first one runs is computed twice, and what names its transfer (a bootstrap room, kv_transfer_params) is "
+    "then used twice: the second reads pages that were given on.",
+    fix="Retry only what cannot have reached a node: nginx without non_idempotent in proxy_next_upstream, Envoy with connect-failure alone, HAProxy with "
+    "retry-on conn-failure or disable-l7-retry for POST.",
+    source="https://github.com/vllm-project/vllm/issues/52234; the class 'id reuse' of the field's fault reports.",
+)
+def retries(proxy: Proxy, deployment: Deployment) -> Answer:
+    again = _said(proxy, proxy.retries_post, "whether it sends POST requests again")
+    return "it sends a POST again after an error or time-out, when the first may still run" if again else None
+
+
+@rule(
+    "PRX003",
+    "the proxy aborts requests in the middle of a transfer that nobody waits for",
+    per="proxy",
+    why="When a client leaves before the first token, this proxy closes its connection to the server, and the server aborts the request. On nodes "
+    "whose release is not deferred the pages go to the next request while prefill still writes into them.",
+    fix="Turn on deferred release on every node (SGLang 0.5.21 or later). Until then let the proxy finish such requests (nginx proxy_ignore_client_abort on).",
+    source="https://github.com/sgl-project/sglang/pull/24578; a cancel is the trigger in one of five of the field's fault reports.",
+)
+def aborts(proxy: Proxy, deployment: Deployment) -> Answer:
+    closes = _said(
+        proxy, proxy.closes_upstream, "whether it closes the connection to the server when the client leaves"
+    )
+    if not closes:
+        return None
+    if not deployment.nodes:
+        raise NotKnown("no node was read, so whether releases are deferred is not known")
+    halves = [node for node in deployment.with_role(PREFILL, DECODE) if "sglang" in node.values(facts.ENGINE)]
+    at_once: list[str] = []
+    missing: list[str] = []
+    for node in halves:
+        try:
+            if not _defers(node):
+                at_once.append(node.name)
+        except NotKnown as unknown:
+            missing.append(str(unknown))
+    if at_once:
+        return f"it closes upstream when a client leaves, and {', '.join(at_once)} release{'s' if len(at_once) == 1 else ''} pages while a transfer may still write into them"
+    if missing:
+        raise NotKnown("; ".join(missing))
+    return None
+
+
+@rule(
+    "PRX004",
+    "the router does not cancel both halves",
+    per="proxy",
+    kinds=ROUTERS,
+    why="A request that is cancelled in one half goes on in the other: decode holds its pages until a time-out (300 s), or prefill writes for nobody.",
+    fix="Use a router that cancels both, or bound the wait (SGLANG_DISAGGREGATION_WAITING_TIMEOUT on decode, a request time-out on the router).",
+    source="https://github.com/sgl-project/sglang/issues/9726, https://github.com/vllm-project/aibrix/issues/2289.",
+)
+def cancels_one(proxy: Proxy, deployment: Deployment) -> Answer:
+    both = _said(
+        proxy, proxy.cancels_both, "whether it cancels both halves when a client leaves or one half fails"
+    )
+    return None if both else "it does not cancel the other half when a client leaves or one half fails"
+
+
+def _longest(node: Sheet) -> int:
+    """The longest prompt that may come: what the front check accepts, or what pool and context allow."""
+    if facts.LONGEST in node or node.values(facts.ENGINE) == ["sglang"]:
+        return longest(node)
+    return min(node[facts.POOL], node[facts.CONTEXT])
+
+
+def _defers(node: Sheet) -> bool:
+    if facts.DEFERRED in node:
+        return node[facts.DEFERRED]
+    if node.get(facts.RELEASED, 0) > 0:
+        return True
+    return node[facts.DEFERRED]  # says what is missing
+
+
+def _said(proxy: Proxy, value: T | None, what: str) -> T:
+    if value is None:
+        raise NotKnown(
+            f"{proxy.name}: {what} is not known; its configuration does not say, and its default depends on more than that"
+        )
+    return value

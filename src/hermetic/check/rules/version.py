@@ -1,0 +1,171 @@
+"""Versions: what each release of SGLang mends between prefill and decode, and halves that do not match.
+
+The one thing to know: a build with the fix in it looks like one without. `--has-patch NUMBER` attests the pull request, and the report then says
+"attested" instead of finding it; what is attested has not been seen.
+"""
+
+from __future__ import annotations
+
+from hermetic.check import facts, versions
+from hermetic.check.deployment import DECODE, PREFILL, Pair
+from hermetic.check.facts import Sheet
+from hermetic.check.rules.registry import Answer, rule
+
+_SGLANG, _HALVES = ("sglang",), (PREFILL, DECODE)
+
+
+@rule(
+    "VER001",
+    "this SGLang answers over-long prompts from other requests' KV cache",
+    engines=_SGLANG,
+    roles=_HALVES,
+    why="Before 0.5.20 a prompt over prefill's limit is replaced by a one-token placeholder, and the placeholder goes on to decode. Decode has "
+    "reserved pages for the real prompt, gets one, and reads all: the others hold what earlier requests left. The client gets HTTP 200.",
+    fix="Run 0.5.20 or later on both halves. Until then refuse in front of the pair every prompt over the smallest prefill pool, and take the answers "
+    "given so far for leaked (`hermetic exposure` finds them in access logs).",
+    source="Reproduced here with 0.5.19; https://github.com/sgl-project/sglang/issues/30233, fixed by "
+    "https://github.com/sgl-project/sglang/pull/36988.",
+    patches=(30325, 36988, 38935),
+)
+def leaks(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.20"):
+        return f"SGLang {node[facts.VERSION]} answers prompts over prefill's limit from other requests' KV cache; 0.5.20 refuses them"
+    return None
+
+
+@rule(
+    "VER002",
+    "this SGLang takes refused requests into the handoff",
+    severity="warning",
+    engines=_SGLANG,
+    roles=_HALVES,
+    why="Before 0.5.21 a request that is refused at intake still does the handshake, takes a metadata buffer and a step of the model on a placeholder, "
+    "and decode reserves pages for it, before the refusal reaches the client. It is one missed check away from the incident.",
+    fix="Run 0.5.21 or later on both halves.",
+    source="https://github.com/sgl-project/sglang/pull/38935.",
+    patches=(38935,),
+)
+def no_refusal(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.21"):
+        return f"SGLang {node[facts.VERSION]} takes requests that it has refused into the handoff; 0.5.21 refuses them at the door"
+    return None
+
+
+@rule(
+    "VER003",
+    "this SGLang releases decode's pages at once unless it is told not to",
+    engines=_SGLANG,
+    roles=_HALVES,
+    why="Before 0.5.21 deferred release is off unless SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE is set. A request that is aborted while its "
+    "pages arrive gives them to somebody else, and prefill goes on writing into them.",
+    fix="Run 0.5.21 or later on both halves, or set SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=1 on both where the version knows it.",
+    source="environ.py of 0.5.19 to 0.5.23; https://github.com/sgl-project/sglang/pull/35049, https://github.com/sgl-project/sglang/pull/35360.",
+)
+def not_deferred_by_default(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.21") and True not in node.values(facts.DEFERRED):
+        return f"SGLang {node[facts.VERSION]} does not wait for a transfer before it releases its pages, unless it is told to; 0.5.21 does"
+    return None
+
+
+@rule(
+    "VER004",
+    "this SGLang takes an old answer to an abort for the new one",
+    severity="warning",
+    engines=_SGLANG,
+    roles=_HALVES,
+    why="Before 0.5.22 prefill's answer to an abort does not say which request it is about, only which room. When a room's number is used again, an "
+    "answer that is late releases the pages of a request whose transfer still runs.",
+    fix="Run 0.5.22 or later on both halves.",
+    source="AbortNotification in disaggregation/common/conn.py of SGLang 0.5.22.",
+)
+def untagged_answers(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.22"):
+        return (
+            f"SGLang {node[facts.VERSION]} does not tag its answers to aborts with the request; 0.5.22 does"
+        )
+    return None
+
+
+@rule(
+    "VER005",
+    "this SGLang reports a failed Mooncake send as drained",
+    engines=_SGLANG,
+    roles=_HALVES,
+    why="Before 0.5.22 a send that failed in Mooncake counts as ended, although part of it may still be written. Decode then gives the pages on too "
+    "early.",
+    fix="Run 0.5.22 or later on both halves.",
+    source="poison_deferred_ack_room in disaggregation/mooncake/conn.py of SGLang 0.5.22.",
+)
+def failed_send_drained(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.22") and node[facts.TRANSPORT] == "mooncake":
+        return f"SGLang {node[facts.VERSION]} reports a Mooncake send that failed as drained; 0.5.22 does not"
+    return None
+
+
+@rule(
+    "VER006",
+    "this SGLang may restore KV from the host on some ranks only",
+    severity="warning",
+    engines=_SGLANG,
+    roles=(DECODE,),
+    why="Before 0.5.22 a rank on which KV could not be restored from host memory fails the request by itself, while the other ranks take it as "
+    "restored. They then run different batches: the answer is wrong, or they wait for each other for ever.",
+    fix="Run 0.5.22 or later, or do without the host tier on decode (--enable-hierarchical-cache).",
+    source="disaggregation/decode_hicache_mixin.py of SGLang 0.5.21 and 0.5.22.",
+)
+def restore_differs(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.22") and (node[facts.TP] > 1 or node[facts.PP] > 1):
+        return f"SGLang {node[facts.VERSION]} with {node[facts.TP]} x {node[facts.PP]} ranks may take KV for restored from the host on some of them only; 0.5.22 lets all agree"
+    return None
+
+
+@rule(
+    "VER007",
+    "this SGLang has no figures about deferred releases",
+    severity="note",
+    engines=_SGLANG,
+    roles=(DECODE,),
+    why="Before 0.5.22 there is no sglang:decode_deferred_kv_release_total, so releases that ended by time-out, "
+    "with the transfer still running, cannot be seen.",
+    fix="Run 0.5.22 or later and alarm on the outcome timeout.",
+    source="observability/metrics_collector.py of SGLang 0.5.22.",
+)
+def no_figures(node: Sheet) -> Answer:
+    if versions.older(node, "0.5.22"):
+        return f"SGLang {node[facts.VERSION]} does not count how deferred releases end; 0.5.22 does"
+    return None
+
+
+@rule(
+    "VER008",
+    "the halves run different versions",
+    severity="warning",
+    engines=("sglang", "vllm"),
+    per="pair",
+    why="The protocol between the halves changes between releases (deferred release, tagged answers, checksums), and a half that does not know a "
+    "message ignores it.",
+    fix="Run the same version on both halves.",
+    source="https://github.com/sgl-project/sglang/pull/38961 lists what the older half silently leaves out.",
+)
+def versions_differ(pair: Pair) -> Answer:
+    prefill, decode = pair.prefill[facts.VERSION], pair.decode[facts.VERSION]
+    if prefill.removeprefix("v") != decode.removeprefix("v"):
+        return f"prefill runs {prefill} and decode {decode}"
+    return None
+
+
+@rule(
+    "VER009",
+    "the halves have different versions of the transfer engine",
+    severity="warning",
+    engines=("sglang", "vllm"),
+    per="pair",
+    why="Mooncake and NIXL change their wire format and their memory registration between releases; a mixed pair may fail in the middle of a transfer.",
+    fix="Install the same version of the transfer engine on both halves.",
+    source="Release notes of Mooncake and NIXL.",
+)
+def engines_differ(pair: Pair) -> Answer:
+    prefill, decode = pair.prefill[facts.TRANSPORT_VERSION], pair.decode[facts.TRANSPORT_VERSION]
+    if prefill.removeprefix("v") != decode.removeprefix("v"):
+        return f"prefill has {prefill} and decode {decode}"
+    return None

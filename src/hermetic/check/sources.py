@@ -1,0 +1,291 @@
+"""From what stands on the command line to one deployment: what each source is, and which sources speak of the same node.
+
+The one thing to know: sources of one node are brought together by the address that it serves on; where a file does not say it (metrics,
+half a log), by the beginning of its name beside another's in the same folder (`prefill.log`, `prefill.metrics.prom`), or because only one
+node has its engine and role. NAME=SOURCE says it outright.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from hermetic.check import facts
+from hermetic.check.deployment import Proxy
+from hermetic.check.facts import Sheet
+from hermetic.check.fetch import FetchOptions, address, fetch
+from hermetic.check.readers import engine_files, flags, manifests, proxies, systemd
+from hermetic.check.readers.reading import Reading
+from hermetic.check.result import Unread
+from hermetic.options import OptionError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+MOST_FILES = 2_000  # of a folder
+WHOLE = 32 * 1024**2  # bytes up to which a file is read whole; a larger one can only be a log
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
+_HERE = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True)
+class Source:
+    """`name`: whose it is, if that was said; `text`: a URL, a path, `-`, or a command line."""
+
+    text: str
+    name: str = ""
+
+    @property
+    def is_url(self) -> bool:
+        return self.text.startswith(("http://", "https://"))
+
+
+@dataclass
+class Collected:
+    """What all sources say, by node."""
+
+    nodes: list[Sheet] = field(default_factory=list)
+    proxies: list[Proxy] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+
+
+@dataclass
+class _Entry:
+    """One reading's sheet on its way to a node. `name`: said by the user; `stem`: of the file that it is from; `readings`: numbers of the
+    readings that it has taken: two sheets of one reading are two nodes, or the reader would have made one of them."""
+
+    sheet: Sheet
+    name: str
+    stem: str
+    readings: set[int] = field(default_factory=set)
+
+
+def parse(words: Sequence[str]) -> list[Source]:
+    """Raises OptionError for what is neither URL, file, folder nor command line."""
+    if not words:
+        raise OptionError("name what to check: URLs of nodes, logs, saved answers, manifests, command lines")
+    return [_parse(word) for word in words]
+
+
+def _parse(word: str) -> Source:
+    named = _NAMED.fullmatch(word)
+    if named is not None and not os.path.exists(word) and _is_source(named[2]):
+        return Source(named[2], named[1])
+    if not _is_source(word):
+        raise OptionError(
+            f"{word[:200]!r} is no URL, no file or folder that is here, and no command line of an engine"
+        )
+    return Source(word)
+
+
+def _is_source(text: str) -> bool:
+    if text == "-" or os.path.exists(text):
+        return True
+    if text.startswith(("http://", "https://")):
+        return address(text) is not None
+    return " " in text and flags.looks_like("", text)
+
+
+def collect(sources: Sequence[Source], options: FetchOptions) -> Collected:
+    """Read everything. What cannot be read is in `unread`; nothing is raised for it. Raises OptionError for certificates."""
+    urls = [source for source in sources if source.is_url]
+    fetched = iter(asyncio.run(fetch([source.text for source in urls], options)) if urls else [])
+    collected, entries, numbers = Collected(), list[_Entry](), itertools.count()
+    for source in sources:
+        readings = [(next(fetched), "")] if source.is_url else _local(source)
+        for reading, stem in readings:
+            number = next(numbers)
+            collected.proxies += reading.proxies
+            collected.unread += reading.unread
+            name = source.name if len(reading.sheets) == 1 else ""  # several nodes cannot all have it
+            entries += [_Entry(sheet, name, stem, {number}) for sheet in reading.sheets]
+    collected.nodes = merge(entries)
+    return collected
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+def _local(source: Source) -> Iterator[tuple[Reading, str]]:
+    """The readings of a path, standard input, or a command line, each with the stem that it may share with others."""
+    if source.text == "-":
+        yield _stream("standard input", sys.stdin.buffer), ""
+        return
+    path = Path(source.text)
+    if not path.exists():
+        yield flags.read("command line", source.text, {}), ""
+        return
+    for file in _files(path):
+        try:
+            with file.open("rb") as stream:
+                reading = _stream(str(file), stream)
+        except OSError as error:
+            yield Reading().failed(str(file), f"cannot be read: {error.strerror}"), ""
+            continue
+        if (
+            file != path and not reading.sheets and not reading.proxies
+        ):  # nobody said that all of a folder belongs here
+            for one in reading.unread:
+                one.part = True
+        yield reading, _stem(file)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The file, or all files below a folder but hidden ones."""
+    if not path.is_dir():
+        yield path
+        return
+    found = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
+    if len(found) > MOST_FILES:
+        raise OptionError(f"{path} holds {len(found):,} files; name those that belong to the deployment")
+    yield from found
+
+
+def _hidden(file: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(below).parts)
+
+
+def _stem(file: Path) -> str:
+    """What files of one node share: the folder, and the name up to its first dot."""
+    return f"{file.parent}/{file.name.partition('.')[0]}"
+
+
+def _stream(name: str, stream: BinaryIO) -> Reading:
+    """Of which kind it is, by what stands in it."""
+    head = stream.read(WHOLE + 1)
+    if len(head) > WHOLE:
+        return engine_files.read_log(name, _rejoined(head, stream))
+    if not head.strip():
+        return Reading().failed(name, "is empty")
+    for read in (engine_files.read_json, engine_files.read_metrics):
+        if (reading := read(name, head)) is not None:
+            return reading
+    text = head.decode("utf-8", "replace")
+    for kind in (systemd, manifests, proxies, flags):
+        if kind.looks_like(name, text):
+            return kind.read(name, text) if kind is not flags else flags.read(name, text, {})
+    return engine_files.read_log(name, _rejoined(head, stream))
+
+
+def _rejoined(head: bytes, rest: BinaryIO) -> BinaryIO:
+    return io.BufferedReader(_Rejoined(head, rest))
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream of which the beginning has been read already, in one pass."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head, self._rest = io.BytesIO(head), rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._head.read(len(view)) or self._rest.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+# ------------------------------------------------------------------------------------ nodes
+
+
+def merge(entries: Sequence[_Entry]) -> list[Sheet]:
+    """One sheet for each node, in the order in which nodes were first named."""
+    nodes: list[_Entry] = []
+    waiting: list[_Entry] = []
+    for entry in entries:
+        if entry.name or entry.sheet.address is not None:
+            _join(nodes, entry, _same_node(_others(nodes, entry), entry))
+        else:
+            waiting.append(entry)
+    for entry in waiting:
+        _join(nodes, entry, _likely_node(_others(nodes, entry), entry))
+    for number, node in enumerate(nodes, 1):
+        node.sheet.name = node.name or _named(node.sheet) or f"node {number}"
+    _tell_apart([node.sheet for node in nodes])
+    return [node.sheet for node in nodes]
+
+
+def _others(nodes: Iterable[_Entry], entry: _Entry) -> list[_Entry]:
+    """Those of which no sheet is of the same reading."""
+    return [node for node in nodes if node.readings.isdisjoint(entry.readings)]
+
+
+def _join(nodes: list[_Entry], entry: _Entry, node: _Entry | None) -> None:
+    if node is None:
+        nodes.append(entry)
+        return
+    node.sheet.take(entry.sheet)
+    node.readings |= entry.readings
+    node.name, node.stem = node.name or entry.name, node.stem or entry.stem
+
+
+def _same_node(nodes: Iterable[_Entry], entry: _Entry) -> _Entry | None:
+    for node in nodes:
+        if entry.name and node.name == entry.name:
+            return node
+        if (entry.name and node.name) or not _one_address(node.sheet.address, entry.sheet.address):
+            continue
+        if _one_role(node.sheet, entry.sheet):
+            return node
+    return None
+
+
+def _one_address(ours: tuple[str, int] | None, theirs: tuple[str, int] | None) -> bool:
+    """A file says 127.0.0.1 or 0.0.0.0 where a URL says the host's name: then the port decides."""
+    if ours is None or theirs is None or ours[1] != theirs[1]:
+        return False
+    return ours[0] == theirs[0] or ours[0] in _HERE or theirs[0] in _HERE
+
+
+def _likely_node(nodes: Sequence[_Entry], entry: _Entry) -> _Entry | None:
+    beside = [node for node in nodes if entry.stem and node.stem == entry.stem]
+    if len(beside) == 1:
+        return beside[0]
+    alike = [node for node in nodes if _agree(node.sheet, entry.sheet)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _agree(node: Sheet, other: Sheet) -> bool:
+    """Both say the same engine, and the same role if either says one."""
+    engines: set[str] = {*node.values(facts.ENGINE)} & {*other.values(facts.ENGINE)}
+    return bool(engines) and _one_role(node, other)
+
+
+def _one_role(node: Sheet, other: Sheet) -> bool:
+    """Nobody says that it is another."""
+    ours, theirs = node.values(facts.ROLE), other.values(facts.ROLE)
+    return not ours or not theirs or not set(ours).isdisjoint(theirs)
+
+
+def _named(sheet: Sheet) -> str:
+    role = next(iter(sheet.values(facts.ROLE)), "")
+    where = sheet.name or (f"{sheet.address[0]}:{sheet.address[1]}" if sheet.address else "")
+    return f"{role} {where}".strip() if role in ("prefill", "decode") else where or role
+
+
+def _tell_apart(sheets: Sequence[Sheet]) -> None:
+    """No two nodes with one name: rules and reports speak of them by it."""
+    taken: dict[str, int] = {}
+    for sheet in sheets:
+        number = taken[sheet.name] = taken.get(sheet.name, 0) + 1
+        if number > 1:
+            sheet.name = f"{sheet.name} ({number})"
+
+
+def told(words: Sequence[str]) -> str:
+    """The sources as they would stand on a command line."""
+    return shlex.join(words)
+
+
+__all__ = ["Collected", "Source", "collect", "merge", "parse", "told"]

@@ -1,0 +1,161 @@
+"""Which sources speak of the same node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermetic.check import facts, sources
+from hermetic.check.facts import Sheet
+from hermetic.check.sources import _Entry as Entry
+from hermetic.options import OptionError
+
+
+def sheet(name: str, address: tuple[str, int] | None = None, engine: str = "", role: str = "", pool: int | None = None) -> Sheet:  # fmt: skip
+    made = Sheet(sources=[name], address=address)
+    made.add(facts.ENGINE, engine or None, name)
+    made.add(facts.ROLE, role or None, name)
+    made.add(facts.POOL, pool, name)
+    return made
+
+
+def merged(*entries: Entry) -> list[list[str]]:
+    return [node.sources for node in sources.merge(entries)]
+
+
+def test_an_address_brings_a_url_a_saved_answer_and_a_log_together() -> None:
+    nodes = merged(
+        Entry(sheet("url", ("10.0.0.7", 30000)), "", ""),
+        Entry(sheet("log", ("0.0.0.0", 30000)), "", "/logs/a"),  # what it listens on
+        Entry(sheet("other", ("10.0.0.7", 30001)), "", "/logs/b"),
+    )
+    assert nodes == [["url", "log"], ["other"]]
+
+
+def test_two_hosts_with_one_port_are_two_nodes() -> None:
+    assert len(merged(Entry(sheet("a", ("10.0.0.7", 30000)), "", ""), Entry(sheet("b", ("10.0.0.8", 30000)), "", ""))) == 2  # fmt: skip
+
+
+def test_what_says_no_address_goes_with_the_file_beside_it_that_begins_alike() -> None:
+    nodes = merged(
+        Entry(sheet("p.metrics"), "", "/here/prefill"),
+        Entry(sheet("p.json", ("127.0.0.1", 1), "sglang", "prefill"), "", "/here/prefill"),
+        Entry(sheet("d.json", ("127.0.0.1", 2), "sglang", "decode"), "", "/here/decode"),
+    )
+    assert nodes == [["p.json", "p.metrics"], ["d.json"]]
+
+
+def test_what_is_alone_in_its_role_needs_no_name() -> None:
+    nodes = merged(
+        Entry(sheet("p", ("127.0.0.1", 1), "sglang", "prefill"), "", ""),
+        Entry(sheet("d", ("127.0.0.1", 2), "sglang", "decode"), "", ""),
+        Entry(sheet("metrics", None, "sglang", "decode"), "", "/x"),
+    )
+    assert nodes == [["p"], ["d", "metrics"]]
+
+
+def test_of_two_that_it_could_be_none_is_chosen() -> None:
+    entries = [Entry(sheet(f"d{n}", ("127.0.0.1", n), "sglang", "decode"), "", "") for n in (1, 2)]
+    assert len(merged(*entries, Entry(sheet("metrics", None, "sglang", "decode"), "", "/x"))) == 3
+
+
+def test_two_nodes_of_one_file_stay_two() -> None:
+    """A manifest with both halves: neither says an address, and both begin with the file's name."""
+    both = [Entry(sheet(role, None, "sglang", role), "", "/x/deploy", {1}) for role in ("prefill", "decode")]
+    assert merged(*both, Entry(sheet("log", None, "sglang", "decode"), "", "/y/d", {2})) == [
+        ["prefill"],
+        ["decode", "log"],
+    ]
+
+
+def test_what_listens_everywhere_on_one_port_in_another_role_is_another_node() -> None:
+    entries = [
+        Entry(sheet(role, ("0.0.0.0", 30000), "sglang", role), "", f"/{role}")
+        for role in ("prefill", "decode")
+    ]
+    assert merged(*entries) == [["prefill"], ["decode"]]
+
+
+def test_a_name_that_was_said_decides() -> None:
+    nodes = sources.merge([
+        Entry(sheet("a", ("127.0.0.1", 1), pool=5), "left", "/x/one"),
+        Entry(sheet("b", ("127.0.0.1", 1), pool=6), "right", "/x/one"),
+        Entry(sheet("c"), "left", "/y"),
+    ])  # fmt: skip
+    assert [(node.name, node.sources) for node in nodes] == [("left", ["a", "c"]), ("right", ["b"])]
+
+
+def test_no_two_nodes_have_one_name() -> None:
+    entries = [Entry(sheet(f"s{n}", None, f"engine{n}", "decode"), "", f"/{n}") for n in range(3)]
+    names = [node.name for node in sources.merge(entries)]
+    assert len(set(names)) == 3
+
+
+@given(st.permutations(range(6)))
+def test_the_nodes_do_not_depend_on_the_order_of_their_sources(order: list[int]) -> None:
+    entries = [
+        Entry(sheet("u1", ("h1", 1), "sglang", "prefill"), "", ""), Entry(sheet("l1", ("0.0.0.0", 1)), "", "/x/p"),
+        Entry(sheet("m1", None, "sglang"), "", "/x/p"), Entry(sheet("u2", ("h2", 2), "sglang", "decode"), "", ""),
+        Entry(sheet("m2", None, "sglang", "decode"), "", "/y"), Entry(sheet("l2", ("h2", 2)), "", "/x/d"),
+    ]  # fmt: skip
+    found = {frozenset(node.sources) for node in sources.merge([entries[n] for n in order])}
+    assert found == {frozenset({"u1", "l1", "m1"}), frozenset({"u2", "m2", "l2"})}
+
+
+# ------------------------------------------------------------------------------------ what is a source
+
+
+def test_a_word_is_a_url_a_path_or_a_command_line_and_may_have_a_name(tmp_path: Path) -> None:
+    here = tmp_path / "a=b.log"
+    here.write_text("x")
+    words = ["http://h:1", "p=http://h:1", str(here), f"p={here}", "-", "vllm serve m --port 1", "p=vllm serve m --port 1"]  # fmt: skip
+    found = sources.parse(words)
+    assert [(one.name, one.text) for one in found] == [
+        ("", "http://h:1"), ("p", "http://h:1"), ("", str(here)), ("p", str(here)), ("", "-"), ("", "vllm serve m --port 1"),
+        ("p", "vllm serve m --port 1"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["nothing-here", "http://", "http://h:99999", "ls -l", "p=nothing-here", ""])
+def test_what_is_none_of_these_is_refused_by_name(word: str) -> None:
+    with pytest.raises(OptionError):
+        sources.parse([word])
+
+
+def test_nothing_at_all_says_what_there_could_be() -> None:
+    with pytest.raises(OptionError, match="URLs of nodes, logs"):
+        sources.parse([])
+
+
+# ------------------------------------------------------------------------------------ facts
+
+
+def test_what_sources_disagree_on_is_not_known_and_says_who_said_what() -> None:
+    one, other = sheet("a.json", pool=5), sheet("b.log", pool=6)
+    one.name = "node"
+    one.take(other)
+    with pytest.raises(facts.NotKnown, match=r"node: the sources disagree on .*: 5 \(a.json\); 6 \(b.log\)"):
+        _ = one[facts.POOL]
+    with pytest.raises(facts.NotKnown, match="disagree"):
+        one.get(facts.POOL, 7)
+    assert one.values(facts.POOL) == [5, 6]
+
+
+def test_what_nobody_says_is_not_known_and_says_who_would() -> None:
+    with pytest.raises(
+        facts.NotKnown, match=r"how many tokens the KV pool holds is not known; its /server_info"
+    ):
+        _ = sheet("a")[facts.POOL]
+    assert sheet("a").get(facts.POOL, 7) == 7
+
+
+def test_taking_a_sheet_twice_changes_nothing() -> None:
+    one, other = sheet("a", pool=5), sheet("b", pool=5)
+    for _ in range(2):
+        one.take(other)
+    assert [(seen.value, seen.where) for seen in one.seen(facts.POOL)] == [(5, "a"), (5, "b")]
+    assert one[facts.POOL] == 5
+    assert one.sources == ["a", "b"]
