@@ -386,6 +386,7 @@ def answer(text: str, *probs: float, how: Any = "answered") -> Answer:
 
 
 def test_noise_counts_answers_that_differ_and_the_gap_before_they_do():
+    """Of the three alone the two that agree in their words are nearest to the others: 0.05 apart, and 0.1 from the one beside."""
     first = answer("a b c", -0.1, -0.2, -0.3)
     noise = measure(
         first,
@@ -394,6 +395,23 @@ def test_noise_counts_answers_that_differ_and_the_gap_before_they_do():
     )
     assert (noise.alone_runs, noise.alone_differ, noise.beside_runs, noise.beside_differ) == (2, 1, 1, 0)
     assert noise.logprob_error == pytest.approx(0.1)
+    assert noise.logprob_largest == pytest.approx(0.1)
+
+
+def test_a_leak_among_the_calibrating_runs_is_no_noise():
+    """One of eight beside others, or the very first of all: else a server that leaks now and then would excuse itself."""
+    right = [answer("a b c", -0.1, -0.2, -0.3) for _ in range(5)]
+    wrong = answer("a b c", -0.1, -0.9, -0.3)
+    varies = [answer("a b c", -0.1, -0.2 - 0.01 * n, -0.3) for n in range(8)]
+    noise = measure(right[0], right[1:], [*varies[:7], wrong])
+    assert noise.logprob_error == pytest.approx(0.05)  # 5.25 of 0, 0.01, ... 0.06 and 0.7
+    assert noise.logprob_largest == pytest.approx(0.7)
+    assert measure(wrong, right[1:], varies).logprob_error == pytest.approx(0.05)
+
+
+def test_what_half_of_the_runs_do_is_noise():
+    right, other = answer("a b c", -0.1, -0.2, -0.3), answer("a b c", -0.1, -0.5, -0.3)
+    assert measure(right, [right] * 4, [right, other] * 4).logprob_error == pytest.approx(0.3)
 
 
 def test_noise_of_a_request_that_was_not_answered_is_unknown():

@@ -32,8 +32,9 @@ class Noise(msgspec.Struct, frozen=True):
     beside_runs: int = 0
     beside_differ: int = 0
     logprob_error: float | None = (
-        None  # largest difference of a logprob over a common beginning; None: no logprobs
+        None  # difference of a logprob over a common beginning that few runs exceed; None: no logprobs
     )
+    logprob_largest: float | None = None  # and the largest that was seen
 
 
 class Learned(msgspec.Struct, kw_only=True):

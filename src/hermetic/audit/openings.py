@@ -32,6 +32,7 @@ ALONE = (4, 12)  # repetitions of the two requests, at least and at most
 BESIDE = 8  # copies of it at once
 WAVES = (1, 6)
 SETTLE = 1.0  # seconds that a pair's decode half is waited for after its prefill half has refused
+USUAL = 0.75  # share of calibrating runs whose logprobs have to lie within what counts as noise
 STILL = (15.0, 45.0)  # seconds for the requests that look whether a server still serves
 LONG_ENOUGH = 1.3  # how much longer the long prompt has to take than the short one, before a rate is believed
 CLEARLY = 3.0  # how much longer it takes when a rate is good enough
@@ -498,17 +499,31 @@ class _Learning:
 
 
 def measure(first: Answer, alone: Sequence[Answer], beside: Sequence[Answer]) -> Noise:
-    """How much answers to one request differ from the first of them. Those that were not answered do not count."""
+    """How much answers to one request differ from each other. Those that were not answered do not count.
+
+    A server that leaks now and then may do so here as well. So what counts is what USUAL of the answers stay within, and they are compared with the
+    one of those asked alone that is nearest to the others."""
     if first.how != "answered":
         return Noise()
-    kept = [[answer for answer in some if answer.how == "answered"] for some in (alone, beside)]
-    gaps = [gap for some in kept for answer in some if (gap := _gap(first, answer)) is not None]
+    kept = [[answer for answer in some if answer.how == "answered"] for some in ([first, *alone], beside)]
+    return min(
+        (_from(one, [a for a in kept[0] if a is not one], kept[1]) for one in kept[0]),
+        key=lambda noise: (noise.alone_differ + noise.beside_differ, noise.logprob_error or 0.0),
+    )
+
+
+def _from(one: Answer, alone: Sequence[Answer], beside: Sequence[Answer]) -> Noise:
+    """How much others differ from this answer."""
+    gaps = [[gap for answer in some if (gap := _gap(one, answer)) is not None] for some in (alone, beside)]
     return Noise(
-        alone_runs=len(kept[0]),
-        alone_differ=sum(answer.text != first.text for answer in kept[0]),
-        beside_runs=len(kept[1]),
-        beside_differ=sum(answer.text != first.text for answer in kept[1]),
-        logprob_error=max(gaps, default=None),
+        alone_runs=len(alone),
+        alone_differ=sum(answer.text != one.text for answer in alone),
+        beside_runs=len(beside),
+        beside_differ=sum(answer.text != one.text for answer in beside),
+        logprob_error=max(
+            (sorted(some)[int(USUAL * (len(some) - 1))] for some in gaps if some), default=None
+        ),
+        logprob_largest=max((gap for some in gaps for gap in some), default=None),
     )
 
 
@@ -521,6 +536,9 @@ def _together(parts: Iterable[Noise]) -> Noise:
         beside_runs=sum(one.beside_runs for one in some),
         beside_differ=sum(one.beside_differ for one in some),
         logprob_error=max((one.logprob_error for one in some if one.logprob_error is not None), default=None),
+        logprob_largest=max(
+            (one.logprob_largest for one in some if one.logprob_largest is not None), default=None
+        ),
     )
 
 
