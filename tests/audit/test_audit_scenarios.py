@@ -225,6 +225,15 @@ async def test_after_the_server_is_stuck_nothing_more_is_asked_of_it() -> None:
     assert sum(a.how == "silent" for a in show.record.answers) <= 3
 
 
+async def test_what_was_silent_while_it_was_learned_is_asked_once_more_also_without_time() -> None:
+    """Else an audit that has seen a hang could end with nothing found."""
+    learned = msgspec.structs.replace(
+        LEARNED, edges={"completions": Edge(LIMIT - 3, LIMIT + 1, silent=(LIMIT,))}
+    )
+    show = await play("over-capacity", sim.StuckAtEdge(), learned, left=0.0)
+    assert "silent" in [a.how for a in show.record.answers]
+
+
 def test_a_limit_that_is_only_claimed_is_tested_too() -> None:
     learned = msgspec.structs.replace(
         LEARNED, edges={"chat": Edge(500, None)}, claimed=1000, endpoints=("chat",)

@@ -328,6 +328,12 @@ class _Run:
             )
         if self.evidence is None or self.learned is None:
             return
+        for endpoint, edge in self.learned.edges.items():
+            if edge.silent:
+                report.notes.append(
+                    f"While the limits were learned, prompts of {', '.join(map(str, edge.silent))} tokens to /{endpoint} got neither an answer nor "
+                    "an error; `over-capacity` asks for that again."
+                )
         report.findings = self.evidence.findings()
         report.noise |= self.evidence.noise()
         for finding in report.findings:

@@ -186,16 +186,12 @@ async def _edges(stage: Stage) -> None:
             continue
         rounded = edge.accepted // page * page
         below = [edge.accepted, edge.accepted - 1, rounded, rounded - 1, rounded + 1, edge.accepted - page]
-        lengths = [n for n in dict.fromkeys(below) if 0 < n <= edge.accepted]
-        # The silent ones last: whoever sends them may be the last to be served.
-        for tokens in [*lengths, *sorted(set(edge.silent) - set(lengths))]:
+        for tokens in [n for n in dict.fromkeys(below) if 0 < n <= edge.accepted]:
             if stage.left() <= 0 or not affordable(stage, tokens):
                 stage.note("not every length at the edge could be tried in the time there was")
-                return
-            ask = _at_the_edge(stage, endpoint, tokens)
-            answer = await stage.ask(ask)
-            exactly = endpoint in id_endpoints(stage)
-            if exactly and tokens in lengths:
+                break
+            answer = await stage.ask(_at_the_edge(stage, endpoint, tokens))
+            if endpoint in id_endpoints(stage):
                 stage.must_serve(
                     answer, f"{tokens} token ids to /{endpoint}, which has taken {edge.accepted}"
                 )
@@ -203,6 +199,24 @@ async def _edges(stage: Stage) -> None:
                 stage, f"right after a prompt of {tokens} tokens, at the edge of what fits"
             ):
                 return
+    await _silences(stage)
+
+
+async def _silences(stage: Stage) -> None:
+    """What got neither an answer nor an error while the edges were learned, once more and with all the time there is for any request. It comes
+    last: whoever sends it may be the last to be served. The first is asked also where there is no time left."""
+    silent = [(endpoint, n) for endpoint, edge in stage.learned.edges.items() for n in edge.silent]
+    for at, (endpoint, tokens) in enumerate(silent):
+        if at and stage.left() <= 0:
+            stage.note(
+                f"{len(silent) - at} more lengths that got neither an answer nor an error were not tried once more"
+            )
+            return
+        await stage.ask(_at_the_edge(stage, endpoint, tokens))
+        if not await still_serves(
+            stage, f"right after a prompt of {tokens} tokens, at the edge of what fits"
+        ):
+            return
 
 
 def _at_the_edge(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:

@@ -65,6 +65,7 @@ async def _compare(stage: Stage, scoped: Scoped, why: str) -> None:
     "Times a prompt that the other key has sent before, that nobody has, and that the same key has: can one tell by the clock?",
     evidence=("timing", "differential"),
     needs=("text", "two keys"),
+    weight=2.5,  # some ten trials of each kind are needed before chance can be ruled out
     order=50,
 )
 async def keys(stage: Stage) -> None:
@@ -81,6 +82,7 @@ async def keys(stage: Stage) -> None:
     "The same with `cache_salt`: prompts with another salt must be as slow as new ones, those with the same salt are the control.",
     evidence=("timing", "differential"),
     needs=("text", "salt"),
+    weight=2.5,
     order=52,
 )
 async def salts(stage: Stage) -> None:
