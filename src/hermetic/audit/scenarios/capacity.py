@@ -205,7 +205,8 @@ async def _edges(stage: Stage) -> None:
 async def _silences(stage: Stage) -> None:
     """What got neither an answer nor an error while the edges were learned, once more and with all the time there is for any request. It comes
     last: whoever sends it may be the last to be served. The first is asked also where there is no time left."""
-    silent = [(endpoint, n) for endpoint, edge in stage.learned.edges.items() for n in edge.silent]
+    edges = stage.learned.edges
+    silent = [(e, n) for e in all_endpoints(stage) if e in edges for n in edges[e].silent]
     for at, (endpoint, tokens) in enumerate(silent):
         if at and stage.left() <= 0:
             stage.note(
