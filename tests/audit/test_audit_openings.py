@@ -54,6 +54,26 @@ def test_a_hint_that_is_right_costs_three_probes():
     assert pool.asked == [4160, 4096, 4095]
 
 
+def test_a_refusal_that_names_what_it_was_sent_a_little_less_is_not_walked_down():
+    """A server that counts 99 tokens where we count 100, and says so each time before it says its limit."""
+    asked: list[int] = []
+
+    async def probe(length: int) -> Tried:
+        asked.append(length)
+        return (
+            Tried("accepted")
+            if length <= 2042
+            else Tried("refused", f"{int(length * 0.99)} is more than 2042")
+        )
+
+    def told(said: str) -> list[int]:
+        return [n + more for n in numbers(said) for more in (0, 1)]
+
+    found = asyncio.run(find_edge(probe, 40, 8256, 1 << 20, (), told))
+    assert (found.accepted, found.refused) == (2042, 2043)
+    assert len(asked) <= MAX_WALKED + 4
+
+
 def test_a_refusal_that_names_the_limit_is_believed_only_as_a_hint():
     right, wrong = Pool(4095, said="the limit is 4096"), Pool(4095, said="the limit is 3000")
     for pool in (right, wrong):

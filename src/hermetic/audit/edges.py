@@ -21,6 +21,7 @@ Verdict = Literal[
     "unknown",  # it could not be tried
 ]
 MAX_SILENT = 3  # lengths that may get neither; each costs its whole bound
+NEAR = 20  # parts of what is left to search: a hint in the outermost of them is near what was tried
 MAX_WALKED = 4  # lengths right beside the last one that are tried because a refusal named them
 MAX_PROBES = 48  # of one search: doubling to 2**20 and halving back takes 40
 
@@ -107,13 +108,13 @@ async def _halve(
 
 
 def _between(search: Search, low: int, high: int, worth: list[int]) -> int | None:
-    """The next length inside: one worth trying, else the middle. A server whose refusals name the length it was sent, and not
-    its limit, would be walked down one by one: so only the first few that are right beside what was tried are taken."""
+    """The next length inside: one worth trying, else the middle. A server whose refusals name the length it was sent would be walked down
+    step by step (by its own count, which may be a little less than ours): so only the first few that are near what was tried are taken."""
     if high - low < 2:
         return None
     for length in worth:
         if low < length < high:
-            beside = high - low > 4 and min(length - low, high - length) <= 2
+            beside = high - low > 4 and min(length - low, high - length) <= max(2, (high - low) // NEAR)
             if beside and search.walked >= MAX_WALKED:
                 continue
             search.walked += beside
