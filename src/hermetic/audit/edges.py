@@ -45,7 +45,8 @@ class Search:
     said: str = ""
     why: str = ""
     probes: int = 0
-    walked: int = 0  # hints that were right beside a length already tried
+    walked_down: int = 0  # hints that were tried although they are near the upper end, and near the lower
+    walked_up: int = 0
 
     @property
     def end(self) -> int | None:
@@ -109,15 +110,17 @@ async def _halve(
 
 def _between(search: Search, low: int, high: int, worth: list[int]) -> int | None:
     """The next length inside: one worth trying, else the middle. A server whose refusals name the length it was sent would be walked down
-    step by step (by its own count, which may be a little less than ours): so only the first few that are near what was tried are taken."""
+    step by step (by its own count, which may be a little less than ours): so only the first few that are near either end are taken."""
     if high - low < 2:
         return None
     for length in worth:
         if low < length < high:
-            beside = high - low > 4 and min(length - low, high - length) <= max(2, (high - low) // NEAR)
-            if beside and search.walked >= MAX_WALKED:
+            down = high - low > 4 and high - length <= max(2, (high - low) // NEAR)
+            up = high - low > 4 and length - low <= 2
+            if (down and search.walked_down >= MAX_WALKED) or (up and search.walked_up >= MAX_WALKED):
                 continue
-            search.walked += beside
+            search.walked_down += down
+            search.walked_up += up
             return length
     return (low + high) // 2
 
