@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,143 @@ def test_the_base_install_is_enough_for_a_check() -> None:
 def test_the_command_says_in_its_help_what_its_exit_codes_mean() -> None:
     done = subprocess.run([sys.executable, "-m", "hermetic.cli", "check", "--help"], capture_output=True, text=True, check=True)  # fmt: skip
     assert "Exit code 0" in done.stdout
+
+
+# ------------------------------------------------------------------------------------ what an attacker or a slip may do
+
+KEY = "sk-not-for-anybody"
+
+
+@pytest.mark.parametrize("form", command.FORMATS)
+def test_keys_on_a_command_line_and_in_a_url_are_in_no_report(form: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    line = (
+        f"HF_TOKEN={KEY} python -m sglang.launch_server --model-path /m --api-key {KEY} --admin-api-key={KEY}"
+    )
+    check(line, f"v=vllm serve m --api-key {KEY}", f"http://user:{KEY}@127.0.0.1:9/v1?key={KEY}", format=form)
+    said = capsys.readouterr().out
+    assert "127.0.0.1:9" in said
+    assert KEY not in said
+
+
+def test_a_word_that_is_no_source_is_not_repeated_where_it_may_hold_a_key() -> None:
+    for word in (f"python -m other --api-key {KEY}", f"http://user:{KEY}@[::1"):
+        with pytest.raises(OptionError) as told:
+            check(word)
+        assert KEY not in str(told.value)
+
+
+def test_a_folder_with_nothing_of_a_deployment_is_not_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    assert check(str(tmp_path)) == 2
+    (tmp_path / "notes.txt").write_text("buy milk\n")
+    assert check(str(tmp_path)) == 2
+    assert "holds nothing of a deployment" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("info.json", b'{"disaggregation_mode":"prefill","internal_states":[{"memory'),
+        ("pod.yaml", b"apiVersion: v1\nkind: Pod\nspec: [\n"),
+        ("decode.log.gz", b"\x1f\x8b\x08\x00"),
+    ],
+)
+def test_what_is_damaged_in_a_folder_is_not_taken_for_a_file_of_something_else(tmp_path: Path, name: str, data: bytes) -> None:  # fmt: skip
+    (tmp_path / "prefill.log").write_text(LOG.format(n=7, role="prefill", pool=2_000_000))
+    assert check(str(tmp_path), select=("CAP001",)) == 0
+    (tmp_path / name).write_bytes(data)
+    assert check(str(tmp_path), select=("CAP001",)) == 2
+
+
+def test_of_a_folder_pipes_and_links_are_told_and_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    (tmp_path / "prefill.log").write_text(LOG.format(n=7, role="prefill", pool=2_000_000))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "around").symlink_to(tmp_path)
+    (tmp_path / "broken").symlink_to("nothing")
+    assert check(str(tmp_path), select=("CAP001",)) == 0
+    said = capsys.readouterr().out
+    assert [name for name in ("pipe", "around", "broken") if f"/{name}: is no file" in said] == ["pipe", "around", "broken"]  # fmt: skip
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prefill.log").write_text(LOG.format(n=7, role="prefill", pool=2_000_000))
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def closed(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    assert check(str(tmp_path), select=("CAP001",)) == 2
+
+
+@pytest.mark.parametrize("form", command.FORMATS)
+def test_a_name_that_is_no_text_is_shown_all_the_same(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    path = f"{tmp_path}/pre\udcff.log"
+    Path(path).write_text(LOG.format(n=7, role="prefill", pool=681_280))
+    line = "python -m sglang.launch_server --model-path m --host \udcff"
+    assert check(path, line, select=("CAP001",), format=form) == 1
+    assert "\udcff" not in capsys.readouterr().out
+
+
+def test_a_command_line_longer_than_a_name_can_be_is_read() -> None:
+    assert check(f"vllm serve {'/m' * 5000}", select=("VLLM001",)) == 0
+
+
+def test_a_pair_of_which_one_half_is_missing_is_not_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    (tmp_path / "prefill.log").write_text(LOG.format(n=7, role="prefill", pool=2_000_000))
+    (tmp_path / "decode.log").write_text("")
+    assert check(str(tmp_path), select=("PAIR001",)) == 0
+    assert "no other half was read" in capsys.readouterr().out
+    assert check(str(tmp_path), select=("PAIR001",), strict=True) == 1
+
+
+@pytest.mark.parametrize(
+    "more", [{"ignore": ("",)}, {"select": ("",)}, {"select": ("CAP001",), "ignore": ("CAP",)}]
+)
+def test_options_that_leave_nothing_to_check_are_refused(
+    incident: list[str], more: dict[str, object]
+) -> None:
+    with pytest.raises(OptionError):
+        check(*incident, **more)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"check": 1}', '{"nodes": []}', '{"version": 99, "nodes": [{"name": "prefill"}]}', "[" * 20_000,
+        '{"nodes": [{"name": "prefill", "facts": {"pool": [{"value": "many"}]}}]}',
+    ],
+)  # fmt: skip
+def test_a_baseline_that_is_another_file_is_refused(incident: list[str], tmp_path: Path, text: str) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(text)
+    with pytest.raises(OptionError, match="make one first"):
+        check(*incident, baseline=before)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+def test_a_timeout_in_a_config_file_that_cannot_be_meant_is_refused(incident: list[str], tmp_path: Path, value: str) -> None:  # fmt: skip
+    config = tmp_path / "check.toml"
+    config.write_text(f"[check]\ntimeout = {value}\n")
+    with pytest.raises(OptionError, match="timeout is"):
+        check(*incident, config=config)
+
+
+@pytest.mark.parametrize("more", [{"api_key": "schlüssel"}, {"api_key": "a\nb"}, {"patches": ("9" * 5000,)}, {"ca": "\0"}])  # fmt: skip
+def test_values_that_cannot_be_sent_or_opened_are_option_errors(more: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        check("http://127.0.0.1:9", **more)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_report_for_which_there_is_no_room_is_no_fault_of_the_deployment(incident: list[str], form: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(OptionError, match="cannot be written: No space left"):
+            check(*incident, format=form)
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is still held goes somewhere

@@ -46,7 +46,10 @@ def test_each_line_is_judged_by_its_own_numbers(tmp_path: Path) -> None:
     assert {hit.id: set(hit.signs) for hit in found.hits} == {
         "over": {OVER}, "fast": {FAST}, "halves": {APART}, "all": {OVER, FAST, APART},
     }  # fmt: skip
-    assert (found.lines, found.judged, found.not_judged, found.not_asked) == (9, 9, {}, [])
+    assert (found.lines, found.judged, found.not_judged) == (9, 9, {})
+    assert ["of 5 of 8 answers" in one for one in found.not_asked] == [
+        True
+    ]  # without a time they are not innocent
     assert found.signs == {OVER: 2, FAST: 2, APART: 2}
     assert found.hits[0].where == f"{path}, line 3"
 
@@ -146,3 +149,29 @@ def test_options_that_cannot_be_meant_are_refused(asked: exposed.Asked, said: st
 def test_a_time_line_shows_the_quiet_hours_too() -> None:
     hours = exposure.gaps(["2026-11-29T22:00Z", "2026-11-30T01:00Z", ""])
     assert hours == ["2026-11-29T22:00Z", "2026-11-29T23:00Z", "2026-11-30T00:00Z", "2026-11-30T01:00Z"]
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0005-01-01T00:00:00Z", -62135596800, 1e300])  # fmt: skip
+def test_a_time_that_no_log_can_have_is_none(tmp_path: Path, time: str | float, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    path = log(tmp_path, line(prompt_tokens=POOL + 1, time=time))
+    assert exposed.main(exposed.Asked((path,), POOL)) == 1
+    assert "no time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tokens", ["1" + "0" * 400, "1e999", "-1e300"])
+def test_a_number_that_counts_nothing_is_not_judged(tmp_path: Path, tokens: str) -> None:
+    path = log(tmp_path, f'{{"status": 200, "prompt_tokens": {tokens}}}')
+    assert read([path], ExposureOptions(POOL)).judged == 0
+
+
+def test_a_log_that_is_packed_and_damaged_is_not_read_to_its_end(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress((json.dumps(line()) * 50).encode()))
+    data[12] ^= 0xFF
+    path = tmp_path / "access.log.gz"
+    path.write_bytes(data)
+    assert read([path], ExposureOptions(POOL)).unread
+
+
+def test_an_id_that_a_client_chose_takes_little_room(tmp_path: Path) -> None:
+    (hit,) = read([log(tmp_path, line(prompt_tokens=POOL + 1, request_id="x" * 100_000))], ExposureOptions(POOL)).hits  # fmt: skip
+    assert len(hit.id) < 1000

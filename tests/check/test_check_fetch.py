@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator
 
 import pytest
 
 from hermetic.check import facts
-from hermetic.check.fetch import PATHS, FetchOptions, fetch
+from hermetic.check.fetch import PATHS, FetchOptions, address, fetch
 from hermetic.check.readers.reading import Reading
 from hermetic.options import OptionError
 
@@ -21,11 +22,20 @@ INFO = {
 }  # fmt: skip
 
 
-class Node:
-    """An HTTP server of which the answers are set by path. `hang`: paths that are never answered."""
+BREAK = "the connection ends here"
 
-    def __init__(self, pages: dict[str, tuple[int, str]], hang: tuple[str, ...] = (), key: str = "") -> None:
-        self.pages, self.hang, self.key = pages, hang, key
+
+class Node:
+    """An HTTP server of which the answers are set by path. `hang`: paths that are never answered. `packed`: the answers are, and say so."""
+
+    def __init__(
+        self,
+        pages: dict[str, tuple[int, str]],
+        hang: tuple[str, ...] = (),
+        key: str = "",
+        packed: bool = False,
+    ) -> None:
+        self.pages, self.hang, self.key, self.packed = pages, hang, key, packed
         self.asked: list[tuple[str, str]] = []
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,8 +50,13 @@ class Node:
                 status, body = self.pages.get(head[1], (404, '{"detail":"Not Found"}'))
                 if self.key and key != f"Bearer {self.key}":
                     status, body = 401, "{}"
-                data = body.encode()
-                writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+                if body == BREAK:
+                    break
+                data = body.encode("latin-1")
+                packed = "content-encoding: gzip\r\n" if self.packed else ""
+                writer.write(
+                    f"HTTP/1.1 {status} X\r\n{packed}content-length: {len(data)}\r\n\r\n".encode() + data
+                )
                 await writer.drain()
         writer.close()
 
@@ -133,3 +148,39 @@ async def test_a_key_goes_where_it_is_asked_for_and_metrics_without_one_are_open
 async def test_certificates_that_cannot_be_read_are_an_option_error() -> None:
     with pytest.raises(OptionError, match="--ca /nowhere"):
         await fetch(["https://127.0.0.1:9"], FetchOptions(ca="/nowhere"))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/\n", "http://xn--a/", f"http://{'é' * 300}/"])
+def test_what_is_no_url_is_an_option_error(url: str) -> None:
+    with pytest.raises(OptionError, match="is not a URL"):
+        address(url)
+
+
+async def test_a_path_that_breaks_off_leaves_the_others() -> None:
+    (reading,) = await read(Node({**sglang(), "/metrics": (200, BREAK)}))
+    assert reading.sheets[0][facts.POOL] == 2048
+    assert reading.unread[0].part
+    assert reading.unread[0].why.startswith("/metrics: ")
+
+
+async def test_what_a_node_refuses_is_told_where_it_answers_other_things() -> None:
+    (reading,) = await read(Node({**sglang(), "/v1/models": (401, "{}"), "/v1/loads": (500, "{}")}))
+    (one,) = reading.unread
+    assert one.part
+    assert "/v1/loads 500, /v1/models 401" in one.why
+    assert "--api-key" in one.why
+
+
+async def test_a_key_that_a_node_says_again_is_kept_nowhere() -> None:
+    pages = {"/server_info": (200, json.dumps({**INFO, "model_path": "Bearer secret-key-1"})), "/version": (200, '{"error": "secret-key-1"}')}  # fmt: skip
+    (reading,) = await read(Node(pages), api_key="secret-key-1")
+    assert reading.sheets[0][facts.MODEL] == "Bearer ***"
+    assert "secret-key-1" not in repr(reading)
+
+
+async def test_an_answer_that_is_packed_is_not_unpacked() -> None:
+    """It was not asked for: a small one, packed twice, may unpack to gigabytes."""
+    packed = gzip.compress(json.dumps(INFO).encode()).decode("latin-1")
+    (reading,) = await read(Node({"/server_info": (200, packed)}, packed=True))
+    assert not reading.sheets
+    assert "something else" in reading.unread[0].why

@@ -505,3 +505,49 @@ def test_hermetics_worker_and_its_gateway_are_read() -> None:
 )
 def test_hermetics_lines_are_known_also_without_its_start(line: bytes) -> None:
     assert said(one(line)) == dict(engine="hermetic")
+
+
+# ------------------------------------------------------------------------------------ lines in which a client speaks
+
+CLAIMS = (
+    "max_total_num_tokens=99999999, x context_len=5", "server_args=ServerArgs(page_size=1, host=q, port=1, disaggregation_mode=decode)",
+    "[canary] step=1 protected_tokens=5", "The server is fired up and ready to roll!", "] KV Cache is allocated. dtype: torch.float8_e5m2,",
+    "Uvicorn running on http://10.9.9.9:1", "BootstrapServer started successfully on 127.0.0.9:1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_prompt_that_sglang_logs_is_not_taken_for_what_sglang_says(claim: str, quote: str) -> None:
+    """With --log-requests a client could hide a pool that is too small, or a node."""
+    real = capture(PREFILL)
+    quoted = (
+        f"[2026-11-29 21:04:00] Receive: obj=GenerateReqInput(rid=x, text={quote}{claim}{quote})\n".encode()
+    )
+    (before,), (after,) = (read(log).sheets for log in (real, real + quoted))
+    assert dict(after.facts()) == dict(before.facts())
+    assert after.address == before.address
+
+
+@pytest.mark.parametrize("claim", ["Using max model len 2", "non-default args: {}", "CPU KV cache size: 9 tokens", "a  version 9.9.9", "Starting vLLM server on http://h:1", "Releasing expired KV blocks, Using max model len 2"])  # fmt: skip
+def test_a_prompt_that_vllm_logs_is_not_taken_for_what_vllm_says(claim: str) -> None:
+    real = capture("vllm-0.32.0-single/eager.startup.log")
+    quoted = f"(APIServer pid=1) INFO 11-29 20:50:00 [logger.py:40] Received request {claim}: prompt: '{claim}'\n".encode()
+    (before,), (after,) = (read(log).sheets for log in (real, real + quoted))
+    kept = {name: seen for name, seen in after.facts() if name != facts.EXPIRED.name}
+    assert kept == {name: seen for name, seen in before.facts() if name != facts.EXPIRED.name}
+    assert (facts.EXPIRED in after) == ("expired" in claim)  # what may have gone wrong counts all the same
+
+
+def test_what_went_wrong_counts_also_where_it_is_quoted() -> None:
+    real = capture(PREFILL)
+    quoted = b"[2026-11-29 21:04:00] RuntimeError('kv_canary violation: launch_tag=x')\n"
+    (sheet,) = read(real + quoted).sheets
+    assert sheet[facts.CANARY_WRONG] == 1
+
+
+def test_a_prompt_makes_no_node_of_another_engine() -> None:
+    claim = "ready a b  prefill, 5 tokens (1 pages of 5), transport shm; announcing itself, LLM engine (v0.32.0) with config: "
+    quoted = f"[2026-11-29 21:04:00] Receive: obj=GenerateReqInput(text='{claim}')\n".encode()
+    (sheet,) = read(capture(PREFILL) + quoted).sheets
+    assert sheet[facts.ENGINE] == "sglang"

@@ -192,6 +192,7 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "REL001", "passed", prefill(transport="mooncake", deferred=True, version=OLD), ""
     yield "REL001", "passed", decode(transport="mooncake", released=2, version=NEW), ""  # it has waited twice
     yield "REL001", "passed", decode(transport="fake", version=NEW), ""
+    yield "REL001", "unknown", decode(transport="mooncake", deferred=True, version="0.5.9"), "whether SGLang 0.5.9 knows"  # fmt: skip
     yield (
         "REL001",
         "unknown",
@@ -601,6 +602,7 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "EXP004", "unknown", alone(metrics_open=True), "the address that it listens on is not known"
     # found at another address than loopback, wherever it says that it listens
     yield "EXP002", "finding", alone(api_key=False, address=("10.0.0.7", 8_000)), "it listens on 10.0.0.7"
+    yield "EXP002", "finding", alone(host="127.0.0.1", api_key=False, address=("10.0.0.7", 1)), "on 10.0.0.7"
     yield (
         "EXP002",
         "unknown",

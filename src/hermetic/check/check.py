@@ -50,7 +50,8 @@ def run(options: CheckOptions) -> Report:
     """Read all sources and ask all rules. Raises OptionError for options that cannot be meant."""
     rules = chosen(options.select, options.ignore)
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    collected = sources.collect(sources.parse(options.sources), options.fetch)
+    named = sources.parse(options.sources)
+    collected = sources.collect(named, options.fetch)
     deployment = Deployment(
         collected.nodes, collected.proxies, frozenset(options.patches), _baseline(options.baseline)
     )
@@ -58,7 +59,7 @@ def run(options: CheckOptions) -> Report:
     ordered = sorted(verdicts, key=lambda verdict: _order(verdict, deployment))
     return Report(
         started=began,
-        sources=list(options.sources),
+        sources=[source.shown for source in named],
         nodes=[_told(node) for node in collected.nodes],
         verdicts=ordered,
         unread=collected.unread,
@@ -70,17 +71,20 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     """Raises OptionError for a code that no rule begins with."""
     for option, codes in (("--select", select), ("--ignore", ignore)):
         for code in codes:
-            if not any(name.startswith(code.upper()) for name in RULES):
+            if not code or not any(name.startswith(code.upper()) for name in RULES):
                 raise OptionError(
                     f"{option} {code!r}: no rule begins so; `hermetic check --explain` lists them"
                 )
     wanted = tuple(code.upper() for code in select) or ("",)
     left_out = tuple(code.upper() for code in ignore)
-    return [
+    left = [
         one
         for code, one in RULES.items()
         if code.startswith(wanted) and not (left_out and code.startswith(left_out))
     ]
+    if not left:
+        raise OptionError("--select and --ignore leave no rule, so nothing would be checked")
+    return left
 
 
 def _order(verdict: Verdict, deployment: Deployment) -> tuple[int, int, int, str, int]:

@@ -23,7 +23,7 @@ from hermetic.check.fetch import FetchOptions
 from hermetic.check.output import github, json_file, sarif, text
 from hermetic.check.result import Report
 from hermetic.check.rules import pages
-from hermetic.options import OptionError, parse_time
+from hermetic.options import LONGEST_TIME, OptionError, parse_time
 
 FORMATS = ("text", "json", "sarif", "github")
 _SETTINGS: dict[str, type] = {
@@ -77,6 +77,12 @@ def _options(asked: Asked, settings: Mapping[str, Any]) -> CheckOptions:
     """What the command line says, else what the config file does; patches and rules that are left out add up."""
     baseline = asked.baseline or (Path(settings["baseline"]) if "baseline" in settings else None)
     timeout = settings.get("timeout", FetchOptions.timeout)
+    if not 0 < timeout <= LONGEST_TIME:
+        raise OptionError(f"--config {asked.config}: timeout is {timeout}; it must be seconds, more than 0")
+    if asked.api_key and not (asked.api_key.isascii() and asked.api_key.isprintable()):
+        raise OptionError(
+            "--api-key has a sign that cannot be sent in a header (a line end, or one outside ASCII)"
+        )
     return CheckOptions(
         sources=asked.sources or tuple(settings.get("sources", ())),
         select=asked.select or tuple(settings.get("select", ())),
@@ -106,6 +112,16 @@ def _watch(asked: Asked, options: CheckOptions, form: str, strict: bool) -> int:
 
 
 def _show(report: Report, form: str, strict: bool, verbose: bool) -> None:
+    """Raises OptionError where there is no room for it; BrokenPipeError where nobody reads any more."""
+    try:
+        _write(report, form, strict, verbose)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OptionError(f"the report cannot be written: {error.strerror}") from None
+
+
+def _write(report: Report, form: str, strict: bool, verbose: bool) -> None:
     if form == "text":
         text.show(Console(highlight=False), report, strict, verbose)
         return
@@ -155,7 +171,7 @@ def patches(given: Sequence[str]) -> tuple[int, ...]:
     numbers = []
     for one in given:
         digits = one.strip().removeprefix("#")
-        if not (digits.isascii() and digits.isdigit()):
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
             raise OptionError(f"--has-patch {one!r}: give the number of the fix, like 38935")
         numbers.append(int(digits))
     return tuple(numbers)

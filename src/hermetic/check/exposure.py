@@ -7,7 +7,7 @@ a field are counted as not judged, and are never taken for innocent. Bounded mem
 from __future__ import annotations
 
 import gzip
-import math
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +31,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {  # fields that are looked for where non
 }
 LONGEST_LINE = 1024**2  # bytes
 MOST_IDS = 1_000_000
+LONGEST_ID = 256  # characters: clients may choose it
+LARGEST = 1e30
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -82,13 +85,18 @@ def read(paths: Sequence[Path], options: ExposureOptions) -> Exposure:
             with _open(path) as stream:
                 for number, line in _lines(stream):
                     _line(line, f"{path}, line {number}", options, found, signs, hours, lacks, seconds)
-        except (OSError, EOFError, gzip.BadGzipFile) as error:
+        except (OSError, EOFError, zlib.error) as error:
             found.unread.append(f"{path}: {getattr(error, 'strerror', None) or error}")
     found.signs, found.not_judged = dict(signs), dict(lacks)
     found.hours = dict(sorted(hours.items()))
     if not seconds["halves"] and found.judged:
         found.not_asked.append(
-            f"{SIGNS[2]}: no line says what the prefill half counted (--prefill-prompt-field)"
+            f"{SIGNS[2]}: no line says what the prefill half counted (--field prefill_prompt=NAME)"
+        )
+    if options.prefill_speed is not None and seconds["first"] < seconds["answered"]:
+        without = seconds["answered"] - seconds["first"]
+        found.not_asked.append(
+            f"{SIGNS[1]}: of {without:,} of {seconds['answered']:,} answers no line says the seconds to the first token (--field first=NAME)"
         )
     return found
 
@@ -122,13 +130,15 @@ def _line(
     other = _number(_pick(value, "prefill_prompt", options))
     first = _number(_pick(value, "first", options))
     seen["halves"] += other is not None
+    seen["first"] += first is not None and first >= 0
+    seen["answered"] += 1
     fits = _signs(prompt, other, first, options)
     if not fits:
         return
     signs.update(fits)
     hours[when.astimezone(UTC).strftime("%Y-%m-%dT%H:00Z") if when else ""] += 1
     if len(found.hits) < MOST_IDS:
-        name = str(_pick(value, "id", options) or "")
+        name = str(_pick(value, "id", options) or "")[:LONGEST_ID]
         stamp = when.astimezone(UTC).isoformat() if when else ""
         found.hits.append(Hit(name, stamp, tuple(fits), int(prompt), where))
 
@@ -203,8 +213,8 @@ def _number(value: Any) -> float | None:
             value = float(value)
         except ValueError:
             return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        return None  # no number, not finite, or no count of anything
     return value
 
 
@@ -214,17 +224,15 @@ def _time(value: Any) -> datetime | None:
     if number is not None:
         while number > 1e11:  # milliseconds, microseconds, nanoseconds
             number /= 1000
-        try:
-            return datetime.fromtimestamp(number, UTC)
-        except (OverflowError, OSError, ValueError):
-            return None
+        return datetime.fromtimestamp(number, UTC) if number >= 0 else None
     if not isinstance(value, str):
         return None
     try:
         when = datetime.fromisoformat(value.strip())
     except ValueError:
         return None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return when if EARLIEST <= when < LATEST else None
 
 
 def moment(option: str, text: str) -> datetime:

@@ -7,6 +7,7 @@ and is reported as not read; the others do not wait for it.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ PATHS = ("/server_info", "/v1/models", "/v1/loads", "/metrics", "/version", "/mo
 OLDER = {"/server_info": "/get_server_info", "/model_info": "/get_model_info"}  # where the first is not known
 MAX_BYTES = 16 * 1024**2  # of one answer
 NO_ROUTE = (404, 405, 501)
+SECRET = "***"
+_WANTS_KEY = "wants an API key, or does not take this one (--api-key)"
+_USER = re.compile(r"^(https?://)[^/]*@")
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class _Asked:
 def _trust(options: FetchOptions) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=options.ca)
-    except OSError as error:
-        raise OptionError(f"--ca {options.ca}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--ca {options.ca}: {getattr(error, 'strerror', None) or error}") from None
 
 
 async def _node(root: str, options: FetchOptions, trust: ssl.SSLContext) -> _Asked:
@@ -76,17 +80,23 @@ async def _node(root: str, options: FetchOptions, trust: ssl.SSLContext) -> _Ask
             asyncio.timeout(options.timeout),
             httpx.AsyncClient(verify=trust, timeout=None, headers=headers, trust_env=False) as client,
         ):
-            await asyncio.gather(*(_look(client, root, path, options, asked.pages) for path in PATHS))
+            await asyncio.gather(*(_look(client, root, path, options, asked) for path in PATHS))
     except TimeoutError:
         asked.failed = f"did not answer everything within {options.timeout:g} s"
     except httpx.HTTPError as error:
-        asked.failed = str(error) or type(error).__name__
+        asked.failed = _why(error, options)
     return asked
 
 
+def _why(error: httpx.HTTPError, options: FetchOptions) -> str:
+    told = str(error) or type(error).__name__
+    return told if options.api_key is None else told.replace(options.api_key, SECRET)
+
+
 def _reading(url: str, asked: _Asked) -> Reading:
+    at, url = address(url), shown_url(url)
     root, reading = url.removesuffix("/v1"), Reading()
-    sheet = Sheet(name=urlsplit(url).netloc, sources=[url], address=address(url))
+    sheet = Sheet(name=urlsplit(url).netloc, sources=[url], address=at)
     for path, page in sorted(asked.pages.items()):
         _read(f"{root}{path}", page, sheet, reading)
     known = bool(sheet.sources[1:])
@@ -94,6 +104,9 @@ def _reading(url: str, asked: _Asked) -> Reading:
         reading.failed(url, asked.failed, part=known)
     elif not known:
         reading.failed(url, _nothing(asked.pages))
+    elif refused := [page.status for page in asked.pages.values() if page.status not in (200, *NO_ROUTE)]:
+        key = f": it {_WANTS_KEY}" if {401, 403} & set(refused) else ""
+        reading.failed(url, f"does not answer everything ({_statuses(asked.pages)}){key}", part=True)
     if known:
         sheet.sources = [url]
         reading.sheets = [sheet]
@@ -101,6 +114,17 @@ def _reading(url: str, asked: _Asked) -> Reading:
 
 
 async def _look(
+    client: httpx.AsyncClient, root: str, path: str, options: FetchOptions, asked: _Asked
+) -> None:
+    """One path that breaks off does not keep the others from being read."""
+    try:
+        await _page(client, root, path, options, asked.pages)
+    except httpx.HTTPError as error:
+        where = "" if isinstance(error, httpx.ConnectError) else f"{path}: "
+        asked.failed = asked.failed or f"{where}{_why(error, options)}"
+
+
+async def _page(
     client: httpx.AsyncClient, root: str, path: str, options: FetchOptions, pages: dict[str, _Page]
 ) -> None:
     key = options.api_key
@@ -118,10 +142,13 @@ async def _get(client: httpx.AsyncClient, url: str, key: str | None) -> _Page:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     async with client.stream("GET", url, headers=headers) as response:
         body = bytearray()
-        async for chunk in response.aiter_bytes():
+        # Not unpacked: that was not asked for, and a small answer may unpack to gigabytes.
+        async for chunk in response.aiter_raw():
             body += chunk[: MAX_BYTES - len(body)]
             if len(body) >= MAX_BYTES:
                 break
+        if key is not None:  # a server may say it again
+            body = body.replace(key.encode(), SECRET.encode())
         return _Page(response.status_code, bytes(body), response.headers.get("content-type", ""))
 
 
@@ -146,9 +173,12 @@ def _read(where: str, page: _Page, sheet: Sheet, reading: Reading) -> None:
 def _nothing(pages: dict[str, _Page]) -> str:
     statuses = {page.status for page in pages.values()}
     if statuses & {401, 403}:
-        return "wants an API key, or does not take this one (--api-key)"
-    told = ", ".join(f"{path} {page.status}" for path, page in sorted(pages.items()))
-    return f"says nothing that this check knows how to read ({told}): is it an engine node?"
+        return _WANTS_KEY
+    return f"says nothing that this check knows how to read ({_statuses(pages)}): is it an engine node?"
+
+
+def _statuses(pages: dict[str, _Page]) -> str:
+    return ", ".join(f"{path} {page.status}" for path, page in sorted(pages.items()))
 
 
 def address(url: str) -> tuple[str, int] | None:
@@ -156,9 +186,15 @@ def address(url: str) -> tuple[str, int] | None:
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise OptionError(f"{url!r} is not a URL ({error})") from None
+        _ = httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL) as error:
+        raise OptionError(f"{shown_url(url)[:200]!r} is not a URL ({error})") from None
     return None if not parts.hostname else (parts.hostname, port)
 
 
-__all__ = ["FetchOptions", "address", "fetch"]
+def shown_url(url: str) -> str:
+    """A URL without what may be a secret in it: the user's name and password, and the query."""
+    return _USER.sub(r"\1", url.partition("?")[0].partition("#")[0])
+
+
+__all__ = ["FetchOptions", "address", "fetch", "shown_url"]

@@ -12,7 +12,6 @@ import io
 import itertools
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from hermetic.check import facts
 from hermetic.check.deployment import Proxy
 from hermetic.check.facts import Sheet
-from hermetic.check.fetch import FetchOptions, address, fetch
+from hermetic.check.fetch import FetchOptions, address, fetch, shown_url
 from hermetic.check.readers import engine_files, flags, manifests, proxies, systemd
 from hermetic.check.readers.reading import Reading
 from hermetic.check.result import Unread
@@ -47,6 +46,15 @@ class Source:
     @property
     def is_url(self) -> bool:
         return self.text.startswith(("http://", "https://"))
+
+    @property
+    def shown(self) -> str:
+        """For people. Not a command line itself, nor a URL's user and query: keys stand there."""
+        if self.is_url:
+            shown = shown_url(self.text)
+        else:
+            shown = self.text if self.text == "-" or os.path.exists(self.text) else "command line"
+        return printable(f"{self.name}={shown}" if self.name else shown)
 
 
 @dataclass
@@ -73,16 +81,18 @@ def parse(words: Sequence[str]) -> list[Source]:
     """Raises OptionError for what is neither URL, file, folder nor command line."""
     if not words:
         raise OptionError("name what to check: URLs of nodes, logs, saved answers, manifests, command lines")
-    return [_parse(word) for word in words]
+    return [_parse(word, number) for number, word in enumerate(words, 1)]
 
 
-def _parse(word: str) -> Source:
+def _parse(word: str, number: int) -> Source:
     named = _NAMED.fullmatch(word)
     if named is not None and not os.path.exists(word) and _is_source(named[2]):
         return Source(named[2], named[1])
     if not _is_source(word):
+        # Several words may hold a key.
+        shown = f"source {number} (of several words)" if " " in word else repr(shown_url(word)[:200])
         raise OptionError(
-            f"{word[:200]!r} is no URL, no file or folder that is here, and no command line of an engine"
+            f"{shown} is no URL, no file or folder that is here, and no command line of an engine"
         )
     return Source(word)
 
@@ -120,38 +130,58 @@ def _local(source: Source) -> Iterator[tuple[Reading, str]]:
     if source.text == "-":
         yield _stream("standard input", sys.stdin.buffer), ""
         return
-    path = Path(source.text)
-    if not path.exists():
-        yield flags.read("command line", source.text, {}), ""
+    if not os.path.exists(source.text):
+        yield flags.read("command line", printable(source.text), {}), ""
         return
-    for file in _files(path):
-        try:
-            with file.open("rb") as stream:
-                reading = _stream(str(file), stream)
-        except OSError as error:
-            yield Reading().failed(str(file), f"cannot be read: {error.strerror}"), ""
-            continue
-        if (
-            file != path and not reading.sheets and not reading.proxies
-        ):  # nobody said that all of a folder belongs here
-            for one in reading.unread:
+    path = Path(source.text)
+    if not path.is_dir():
+        yield _file(path), _stem(path)
+        return
+    files, missed = _below(path)
+    yield missed, ""
+    useful = False
+    for file in files:
+        reading = _file(file)
+        useful = useful or bool(reading.sheets or reading.proxies)
+        if not (reading.sheets or reading.proxies or reading.damaged):
+            for one in reading.unread:  # nobody said that all of a folder belongs here
                 one.part = True
         yield reading, _stem(file)
+    if not useful:
+        yield Reading().failed(printable(str(path)), "holds nothing of a deployment that could be read"), ""
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """The file, or all files below a folder but hidden ones."""
-    if not path.is_dir():
-        yield path
-        return
-    found = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
-    if len(found) > MOST_FILES:
-        raise OptionError(f"{path} holds {len(found):,} files; name those that belong to the deployment")
-    yield from found
+def _file(path: Path) -> Reading:
+    name = printable(str(path))
+    try:
+        with path.open("rb") as stream:
+            return _stream(name, stream)
+    except OSError as error:
+        return Reading().failed(name, f"cannot be read: {error.strerror}", damaged=True)
 
 
-def _hidden(file: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(below).parts)
+def _below(path: Path) -> tuple[list[Path], Reading]:
+    """All files below a folder but hidden ones, and what stands there and cannot be looked at. Raises OptionError."""
+    found, missed, errors = list[Path](), Reading(), list[OSError]()
+    for folder, folders, names in os.walk(path, onerror=errors.append):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        linked = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for file in (Path(folder, name) for name in sorted([*names, *linked]) if not name.startswith(".")):
+            if file.is_file():
+                found.append(file)
+            else:
+                missed.failed(
+                    printable(str(file)),
+                    "is no file (a pipe, or a link to nothing or to a folder)",
+                    part=True,
+                )
+        if len(found) > MOST_FILES:
+            raise OptionError(
+                f"{path} holds more than {MOST_FILES:,} files; name those that belong to the deployment"
+            )
+    for error in errors:
+        missed.failed(printable(str(error.filename)), f"cannot be read: {error.strerror}")
+    return sorted(found), missed
 
 
 def _stem(file: Path) -> str:
@@ -283,9 +313,9 @@ def _tell_apart(sheets: Sequence[Sheet]) -> None:
             sheet.name = f"{sheet.name} ({number})"
 
 
-def told(words: Sequence[str]) -> str:
-    """The sources as they would stand on a command line."""
-    return shlex.join(words)
+def printable(name: str) -> str:
+    """A file's name may have bytes that are no text, which no report could be written with."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
-__all__ = ["Collected", "Source", "collect", "merge", "parse", "told"]
+__all__ = ["Collected", "Source", "collect", "merge", "parse", "printable"]

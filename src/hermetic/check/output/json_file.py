@@ -18,13 +18,26 @@ def dump(report: Report) -> bytes:
 def load(path: Path) -> Report:
     """An earlier report. Raises OptionError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        report = msgspec.json.decode(path.read_bytes(), type=Report)
+        if (odd := _odd(report)) is not None:
+            raise msgspec.ValidationError(odd)
     except OSError as error:
         raise OptionError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(
             f"{path} is no report of `hermetic check --format json` ({error}): make one first"
         ) from None
+    return report
+
+
+def _odd(report: Report) -> str | None:
+    """What a report that this version wrote cannot be; other JSON may pass for one, since each of its fields may be left out."""
+    if report.version != Report().version:
+        return f"version {report.version}"
+    if not report.nodes:
+        return "it has no nodes"
+    pools = [seen.get("value") for told in report.nodes for seen in told.facts.get("pool", ())]
+    return next((f"a pool of {pool!r}" for pool in pools if type(pool) is not int), None)
 
 
 def schema() -> bytes:

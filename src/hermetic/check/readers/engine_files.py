@@ -46,7 +46,7 @@ def read_json(name: str, body: bytes) -> Reading | None:
         told = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         if b"\n{" not in body and any(mark in body for mark in _MARKS):  # a log in JSON has one object a line
-            return Reading().failed(name, f"is JSON of an engine, cut or damaged ({error})")
+            return Reading().failed(name, f"is JSON of an engine, cut or damaged ({error})", damaged=True)
         return None
     return _answer(name, told) if isinstance(told, dict) else None
 
@@ -179,7 +179,9 @@ def read_log(name: str, stream: BinaryIO) -> Reading:
         notes.insert(0, broken)
     if not reading.sheets:
         return reading.failed(
-            name, broken or "is not a log of SGLang, vLLM or Hermetic, and nothing else that is known here"
+            name,
+            broken or "is not a log of SGLang, vLLM or Hermetic, and nothing else that is known here",
+            damaged=bool(broken),
         )
     if notes:
         more = f"; and {len(notes) - MOST_NOTES:,} more" if len(notes) > MOST_NOTES else ""

@@ -136,6 +136,9 @@ class Log:
             self.notes.append(f"line {line.number} is cut")
             return
         text, where = line.text[:65536].decode("utf-8", "replace"), f"{self.name}, line {line.number}"
+        event = _EVENT.match(text) or _JSON.match(text)
+        if line.quotes and not event:
+            return
         if match := _GATEWAY.search(text):
             sheet = self._begin(match[1], where)
             sheet.add(facts.SERVED, values.text(match[2]), where)
@@ -153,7 +156,7 @@ class Log:
             sheet.add(facts.TRANSPORT, match[4], where)
         elif match := _CLUSTER.search(text):
             self._begin(match[1], where).add(facts.ROLE, BOTH, where)
-        elif _EVENT.match(text) or _JSON.match(text):
+        elif event:
             self.ours = True
 
     def _begin(self, url: str | None, where: str) -> Sheet:

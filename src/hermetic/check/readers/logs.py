@@ -25,6 +25,8 @@ _DOCKER = b'{"log":"'
 _KUBERNETES = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])\S* ")
 _WRAPPED = (b"\n" + _DOCKER, b" stdout F ", b" stdout P ", b" stderr F ", b" stderr P ")
 _COMPOSE = re.compile(rb"([A-Za-z0-9][\w.-]*)\s+\| ?")
+# Behind them stands what a client chose.
+_QUOTES = re.compile(rb"""['"]|Received request |Receive: |Finish: """)
 _LEVELS = (b"DEBUG", b"INFO", b"WARNING", b"ERROR", b"CRITICAL")
 
 
@@ -39,6 +41,12 @@ class Line:
     stream: str = ""
     whole: bool = True
     words: Sequence[bytes] = ()
+
+    @property
+    def quotes(self) -> bool:
+        """Whether its words stand in something that the line quotes: where requests are logged, a prompt can hold any line of a log."""
+        start = min((at for word in self.words if (at := self.text.find(word)) >= 0), default=0)
+        return _QUOTES.search(self.text, 0, start) is not None
 
 
 class Broken(Exception):

@@ -58,7 +58,7 @@ def read(source: str, text: str) -> Reading:
     try:
         found = documents(text)
     except NotYaml as error:
-        return reading.failed(source, str(error))
+        return reading.failed(source, str(error), damaged=True)
     files = beside(source)
     resources = [resource for document in found for resource in _resources(document)]
     for document in found:

@@ -381,7 +381,7 @@ def _envoy(reading: Reading, source: str, text: str) -> None:
     try:
         found = documents(text)
     except NotYaml as error:
-        reading.failed(source, str(error))
+        reading.failed(source, str(error), damaged=True)
         return
     for document in found:
         resources = under(document, "static_resources") or under(document, "staticResources")

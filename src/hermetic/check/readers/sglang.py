@@ -244,8 +244,10 @@ class Log:
             self._told(line, text, f"{self.name}, line {line.number}")
 
     def _told(self, line: Line, text: bytes, where: str) -> None:
-        """Lines that are rare."""
-        if b"server_args=" in text:
+        """Lines that are rare. Of what is only quoted, evidence of something wrong counts all the same."""
+        if line.quotes:
+            self._evidence(text, where, quoted=True)
+        elif b"server_args=" in text:
             self._start(line, where)
         elif match := _POOL.search(text):
             self.ours = True
@@ -270,7 +272,7 @@ class Log:
         else:
             self._evidence(text, where)
 
-    def _evidence(self, text: bytes, where: str) -> None:
+    def _evidence(self, text: bytes, where: str, quoted: bool = False) -> None:
         """What the detectors say."""
         if b"KV checksum skipped" in text:
             self._count(facts.CHECKSUM_SKIPPED, where)
@@ -280,7 +282,7 @@ class Log:
             self._count(
                 facts.CANARY_WARM_UP if self._begun and not self._ready else facts.CANARY_WRONG, where
             )
-        elif match := _CHECKED.search(text):
+        elif not quoted and (match := _CHECKED.search(text)):
             self.ours = True
             self._most(facts.CANARY_CHECKED, values.whole(match[1].decode()), where)
 

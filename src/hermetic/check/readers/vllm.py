@@ -297,6 +297,8 @@ class Log:
         text, where = line.text, f"{self.name}, line {line.number}"
         if not line.whole:
             self.notes.append(f"line {line.number} is cut")
+        elif line.quotes:
+            self._evidence(text, where)
         elif b"non-default args: " in text:
             self._started(line, where)
         elif b"LLM engine (v" in text:
@@ -321,10 +323,16 @@ class Log:
         elif b"Successfully installed" in text:
             for match in _INSTALLED.finditer(text):
                 self._sheet.add(facts.TRANSPORT_VERSION, match[1].decode("utf-8", "replace"), where)
-        elif found := [fact for words, fact in EXPIRIES.items() if words in text]:
-            self._sheet.count(found[0], where)
         elif b"  version " in text or b"vLLM API server version " in text:
             self._versioned(text, where)
+        else:
+            self._evidence(text, where)
+
+    def _evidence(self, text: bytes, where: str) -> None:
+        """What went wrong; it counts also where it is only quoted."""
+        found = [fact for words, fact in EXPIRIES.items() if words in text]
+        if found:
+            self._sheet.count(found[0], where)
 
     def _versioned(self, text: bytes, where: str) -> None:
         match = _VERSION.search(text)

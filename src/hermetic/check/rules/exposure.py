@@ -96,8 +96,9 @@ def remote_code(node: Sheet) -> Answer:
 
 def _host(node: Sheet) -> str:
     """Where it can be reached: the address that it listens on, or another than loopback under which it was found. Raises NotKnown."""
-    if facts.HOST not in node and node.address is not None and node.address[0] not in HERE:
-        return node.address[0]
+    found = node.address[0] if node.address is not None else HERE[0]
+    if found not in HERE and (facts.HOST not in node or node[facts.HOST] in HERE):
+        return found
     return node[facts.HOST]
 
 

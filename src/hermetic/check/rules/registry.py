@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from hermetic.check import facts
-from hermetic.check.deployment import Deployment, Pair, Proxy
+from hermetic.check.deployment import DECODE, PREFILL, Deployment, Pair, Proxy
 from hermetic.check.facts import NotKnown, Sheet
 from hermetic.check.result import Severity, Verdict
 
@@ -96,8 +96,13 @@ def _judge(one: Rule, deployment: Deployment) -> Iterator[Verdict]:
         for node in deployment.nodes:
             yield from _ask(one, node.name, [node], deployment, (node,))
     elif one.per == "pair":
-        for pair in deployment.pairs():
+        pairs = deployment.pairs()
+        for pair in pairs:
             yield from _ask(one, pair.name, pair.halves, deployment, (pair,))
+        met = {id(half) for pair in pairs for half in pair.halves}
+        for half in deployment.with_role(PREFILL, DECODE):
+            if id(half) not in met and _applies(one, half):
+                yield Verdict(code=one.code, state="unknown", subject=half.name, severity=one.severity, message=f"{half.name}: no other half was read that it could be compared with")  # fmt: skip
     elif one.per == "proxy":
         for proxy in deployment.proxies:
             if one.kinds and proxy.kind not in one.kinds:

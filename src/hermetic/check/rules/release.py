@@ -15,7 +15,7 @@ from __future__ import annotations
 from hermetic.check import facts, versions
 from hermetic.check.deployment import DECODE, PREFILL, Pair
 from hermetic.check.facts import NotKnown, Sheet
-from hermetic.check.rules.capacity import longest
+from hermetic.check.rules.capacity import READ, longest
 from hermetic.check.rules.registry import Answer, rule
 
 _SGLANG = ("sglang",)
@@ -43,6 +43,10 @@ def not_deferred(node: Sheet) -> Answer:
         return None  # it has waited, so it is on
     if not node[facts.DEFERRED]:
         return "deferred release is off (SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE): pages are given on while a transfer may still write into them"
+    if facts.VERSION in node and versions.older(node, READ[0]):
+        raise NotKnown(
+            f"{node.name}: whether SGLang {node[facts.VERSION]} knows deferred release is not known"
+        )
     if transport not in ANSWER:
         raise NotKnown(f"{node.name}: whether {transport} answers aborts is not known")
     return None
