@@ -531,10 +531,10 @@ def check(
     ] = None,
     format: Annotated[str, typer.Option(help="text, json, sarif or github.")] = "text",
     select: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Only these rules, or families (CAP); repeat.")
+        list[str] | None, typer.Option(metavar="CODE", help="Only these rules, or families (CAP,VER).")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Not these rules or families; repeat.")
+        list[str] | None, typer.Option(metavar="CODE", help="Not these rules or families.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on what is not known, too.")] = False,
     has_patch: Annotated[
@@ -547,7 +547,9 @@ def check(
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An earlier --format json: what has changed since?")
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with [check].")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file with a table `check`.")
+    ] = None,
     timeout: Annotated[str, typer.Option(help="Time for one node, like 4s.")] = "4s",
     api_key: Annotated[
         str | None, typer.Option(help="Better in the environment.", envvar="HERMETIC_CHECK_KEY")

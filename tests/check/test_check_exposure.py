@@ -37,6 +37,12 @@ def test_each_line_is_judged_by_its_own_numbers(tmp_path: Path) -> None:
         line(request_id="over", prompt_tokens=POOL + 1),
         line(request_id="refused", prompt_tokens=POOL + 1, status=400),
         line(request_id="fast", prompt_tokens=100_000, ttft=9.9),  # 100,000 tokens at 10,000 a second: 10 s
+        line(
+            request_id="cached",
+            prompt_tokens=100_000,
+            ttft=0.1,
+            usage={"prompt_tokens_details": {"cached_tokens": 99_500}},
+        ),
         line(request_id="slow", prompt_tokens=100_000, ttft=10.0),
         line(request_id="halves", prompt_tokens=100_000, prefill_prompt_tokens=1),
         line(request_id="same", prompt_tokens=100_000, prefill_prompt_tokens=100_000),
@@ -46,8 +52,8 @@ def test_each_line_is_judged_by_its_own_numbers(tmp_path: Path) -> None:
     assert {hit.id: set(hit.signs) for hit in found.hits} == {
         "over": {OVER}, "fast": {FAST}, "halves": {APART}, "all": {OVER, FAST, APART},
     }  # fmt: skip
-    assert (found.lines, found.judged, found.not_judged) == (9, 9, {})
-    assert ["of 5 of 8 answers" in one for one in found.not_asked] == [
+    assert (found.lines, found.judged, found.not_judged) == (10, 10, {})
+    assert ["of 5 of 9 answers" in one for one in found.not_asked] == [
         True
     ]  # without a time they are not innocent
     assert found.signs == {OVER: 2, FAST: 2, APART: 2}

@@ -67,13 +67,19 @@ def run(options: CheckOptions) -> Report:
     )
 
 
+def _separate(codes: Sequence[str]) -> tuple[str, ...]:
+    """`--select CAP,VER` is `--select CAP --select VER`."""
+    return tuple(one.strip() for code in codes for one in code.split(","))
+
+
 def chosen(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     """Raises OptionError for a code that no rule begins with."""
+    select, ignore = _separate(select), _separate(ignore)
     for option, codes in (("--select", select), ("--ignore", ignore)):
         for code in codes:
             if not code or not any(name.startswith(code.upper()) for name in RULES):
                 raise OptionError(
-                    f"{option} {code!r}: no rule begins so; `hermetic check --explain` lists them"
+                    f"{option} {code!r}: no rule begins so; `hermetic check --explain all` lists them"
                 )
     wanted = tuple(code.upper() for code in select) or ("",)
     left_out = tuple(code.upper() for code in ignore)

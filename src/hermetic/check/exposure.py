@@ -26,6 +26,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {  # fields that are looked for where non
     "id": ("request_id", "id", "rid", "x_request_id", "req_id"),
     "status": ("status", "status_code", "http_status"),
     "prompt": ("usage.prompt_tokens", "prompt_tokens", "input_tokens"),
+    "cached": (
+        "usage.prompt_tokens_details.cached_tokens",
+        "prompt_tokens_details.cached_tokens",
+        "cached_tokens",
+    ),
     "prefill_prompt": ("prefill_prompt_tokens", "prefill.usage.prompt_tokens", "prefill.prompt_tokens"),
     "first": ("ttft", "time_to_first_token", "first_token_seconds", "ttft_seconds"),
 }
@@ -132,7 +137,8 @@ def _line(
     seen["halves"] += other is not None
     seen["first"] += first is not None and first >= 0
     seen["answered"] += 1
-    fits = _signs(prompt, other, first, options)
+    cached = _number(_pick(value, "cached", options)) or 0
+    fits = _signs(prompt, cached, other, first, options)
     if not fits:
         return
     signs.update(fits)
@@ -143,14 +149,16 @@ def _line(
         found.hits.append(Hit(name, stamp, tuple(fits), int(prompt), where))
 
 
-def _signs(prompt: float, other: float | None, first: float | None, options: ExposureOptions) -> list[Sign]:
+def _signs(
+    prompt: float, cached: float, other: float | None, first: float | None, options: ExposureOptions
+) -> list[Sign]:
     fits: list[Sign] = []
     if max(prompt, other or 0) > options.pool:
         fits.append(SIGNS[0])
     if (
         options.prefill_speed is not None
         and first is not None
-        and 0 <= first < prompt / options.prefill_speed
+        and 0 <= first < (prompt - cached) / options.prefill_speed  # what was cached was not read again
     ):
         fits.append(SIGNS[1])
     if other is not None and other != prompt:

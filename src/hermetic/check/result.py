@@ -36,11 +36,13 @@ class Told(msgspec.Struct, kw_only=True):
 
 
 class Unread(msgspec.Struct, kw_only=True):
-    """A source that could not be read, or only in part; `part`: something was taken from it all the same."""
+    """A source that could not be read, or only in part; `part`: something was taken from it all the same. `left_out`: a file of a folder that belongs
+    to no deployment, as far as can be told."""
 
     source: str
     why: str
     part: bool = False
+    left_out: bool = False
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -145,7 +145,7 @@ def _local(source: Source) -> Iterator[tuple[Reading, str]]:
         useful = useful or bool(reading.sheets or reading.proxies)
         if not (reading.sheets or reading.proxies or reading.damaged):
             for one in reading.unread:  # nobody said that all of a folder belongs here
-                one.part = True
+                one.part = one.left_out = True
         yield reading, _stem(file)
     if not useful:
         yield Reading().failed(printable(str(path)), "holds nothing of a deployment that could be read"), ""

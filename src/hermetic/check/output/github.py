@@ -5,29 +5,31 @@ Format: https://docs.github.com/actions/reference/workflow-commands-for-github-a
 
 from __future__ import annotations
 
-import re
-
 from hermetic.check.output import words
 from hermetic.check.result import Report, Verdict
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
-_LINE = re.compile(r"(?P<file>[^:]+?), line (?P<line>\d+)")
 
 
 def dump(report: Report, strict: bool = False) -> str:
-    lines = [_annotation(_LEVELS[v.severity], v, words.message(v)) for v in report.of("finding")]
+    lines = [_annotation(_LEVELS[v.severity], v, words.message(v), report) for v in report.of("finding")]
     level = "error" if strict else "notice"
-    lines += [_annotation(level, v, f"unknown: {words.message(v)}") for v in report.of("unknown")]
+    lines += [_annotation(level, v, f"unknown: {words.message(v)}", report) for v in report.of("unknown")]
     for one in report.unread:
+        if one.left_out:
+            continue
         text = f"{one.source}: {one.why}"
         lines.append(f"::{'warning' if one.part else 'error'} title=not read::{_data(words.plain(text))}")
     return "".join(f"{line}\n" for line in [*lines, f"::notice::{_data(words.headline(report, strict))}"])
 
 
-def _annotation(level: str, verdict: Verdict, text: str) -> str:
+def _annotation(level: str, verdict: Verdict, text: str, report: Report) -> str:
     title = f"{verdict.code} {words.title(verdict.code)}"
-    where = next((m for w in verdict.where if (m := _LINE.fullmatch(w)) is not None), None)
-    file = f"file={_property(where['file'])},line={where['line']}," if where else ""
+    places = [found for where in verdict.where if (found := words.place(where, report)) is not None]
+    name, line = min(
+        places, key=lambda one: one[1] is None, default=("", None)
+    )  # one with a line, if there is any
+    file = f"file={_property(name)}," + (f"line={line}," if line is not None else "") if name else ""
     return f"::{level} {file}title={_property(title)}::{_data(text)}"
 
 

@@ -6,7 +6,6 @@ fact that it rests on stands in a file; a node that was asked over HTTP is a log
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ from hermetic.check.result import Report, Verdict
 from hermetic.check.rules import RULES, Rule
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LINE = re.compile(r"(?P<file>.+?), line (?P<line>\d+)")
+MOST_LOCATIONS = 10  # of one result
 
 
 def dump(report: Report) -> bytes:
@@ -29,7 +28,7 @@ def dump(report: Report) -> bytes:
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "hermetic check", "version": __version__, "rules": [_rule(RULES[code]) for code in codes]}},
         "invocations": [{"executionSuccessful": not any(not one.part for one in report.unread), "toolExecutionNotifications": notices}],
-        "results": [_result(verdict, codes.index(verdict.code)) for verdict in report.verdicts],
+        "results": [_result(verdict, codes.index(verdict.code), report) for verdict in report.verdicts],
     }  # fmt: skip
     whole = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
@@ -49,7 +48,7 @@ def _notice(text: str, level: str) -> dict[str, Any]:
     return {"message": {"text": words.plain(text)}, "level": level}
 
 
-def _result(verdict: Verdict, index: int) -> dict[str, Any]:
+def _result(verdict: Verdict, index: int, report: Report) -> dict[str, Any]:
     kinds = {"finding": "fail", "unknown": "open", "passed": "pass", "attested": "review"}
     kind = kinds[verdict.state]
     result: dict[str, Any] = {
@@ -58,24 +57,24 @@ def _result(verdict: Verdict, index: int) -> dict[str, Any]:
         "kind": kind,
         "level": verdict.severity if kind == "fail" else "none",
         "message": {"text": words.message(verdict) if verdict.message else f"{words.plain(verdict.subject)}: passed"},
-        "locations": _locations(verdict),
+        "locations": _locations(verdict, report),
         "partialFingerprints": {"subjectAndRule/v1": f"{verdict.code}/{words.plain(verdict.subject)}"},
     }  # fmt: skip
     return result
 
 
-def _locations(verdict: Verdict) -> list[dict[str, Any]]:
+def _locations(verdict: Verdict, report: Report) -> list[dict[str, Any]]:
     subject = [{"fullyQualifiedName": words.plain(verdict.subject), "kind": "resource"}]
     found = []
-    for where in verdict.where[:10]:
-        match = _LINE.match(where)
-        name = match["file"] if match else where
-        if name.startswith(("http://", "https://")):
-            continue
-        physical: dict[str, Any] = {"artifactLocation": {"uri": quote(name)}}
-        if match and int(match["line"]) > 0:
-            physical["region"] = {"startLine": int(match["line"])}
+    for file, line in dict.fromkeys(
+        filter(None, (words.place(where, report) for where in verdict.where)), None
+    ):
+        physical: dict[str, Any] = {"artifactLocation": {"uri": quote(file)}}
+        if line is not None:
+            physical["region"] = {"startLine": line}
         found.append({"physicalLocation": physical, "logicalLocations": subject})
+        if len(found) == MOST_LOCATIONS:
+            break
     return found or [{"logicalLocations": subject}]
 
 

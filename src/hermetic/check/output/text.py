@@ -26,8 +26,14 @@ def show(console: Console, report: Report, strict: bool = False, verbose: bool =
         console.print(Text.assemble((f"{verdict.code} ", "bold"), "attested  ", words.message(verdict)), soft_wrap=True)  # fmt: skip
     if verbose:
         for verdict in report.of("passed"):
-            console.print(Text(f"{verdict.code} passed  {verdict.subject}: not so: {words.title(verdict.code)}", style="dim"), soft_wrap=True)  # fmt: skip
+            console.print(Text(f"{verdict.code} passed  {verdict.subject}: {words.plain(verdict.message) or f'not found: {words.title(verdict.code)}'}", style="dim"), soft_wrap=True)  # fmt: skip
+    if left_out := [one.source for one in report.unread if one.left_out]:
+        named = left_out if verbose else [_some([Path(one).name for one in left_out])]
+        told = f"{words.counted(len(left_out), 'file')} that are no output or configuration of an engine: {', '.join(named)}"
+        console.print(Text.assemble(("left out  ", "bold"), words.plain(told, 10_000)), soft_wrap=True)
     for one in report.unread:
+        if one.left_out:
+            continue
         part = "read only in part" if one.part else "not read"
         console.print(Text.assemble((f"{part}  ", "bold"), f"{words.plain(one.source, 200)}: {words.plain(one.why)}"), soft_wrap=True)  # fmt: skip
     if report.nodes:

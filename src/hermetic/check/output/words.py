@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from hermetic.check.result import Report, Verdict
 from hermetic.check.rules import RULES
 
+_LINE = re.compile(r", line (\d{1,9})\b")
 LONGEST = 600  # characters of one message; logs and answers can hold anything
 
 
@@ -36,6 +39,18 @@ def headline(report: Report, strict: bool) -> str:
     return f"{end}: {', '.join(parts)}"
 
 
+def place(where: str, report: Report) -> tuple[str, int | None] | None:
+    """The file of the report's sources that a fact stands in ("prefill.log, line 7", "info.json, page_size"), and the line if it is said. None for
+    what is no file."""
+    sources = [source for node in report.nodes for source in node.sources] + report.sources
+    found = [one for one in sources if where == one or where.startswith((f"{one}, ", f"{one}: "))]
+    source = max(found, key=len, default="")
+    if not source or source.startswith(("http://", "https://")):
+        return None
+    line = _LINE.match(where.removeprefix(source))
+    return source, int(line[1]) if line is not None and int(line[1]) > 0 else None
+
+
 def counted(number: int, one: str) -> str:
     return f"{number} {one}" if number == 1 else f"{number} {one}s"
 
@@ -44,4 +59,4 @@ def title(code: str) -> str:
     return RULES[code].title
 
 
-__all__ = ["counted", "headline", "message", "plain", "title"]
+__all__ = ["counted", "headline", "message", "place", "plain", "title"]

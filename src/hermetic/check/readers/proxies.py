@@ -262,6 +262,16 @@ def _nginx(reading: Reading, source: str, text: str) -> None:
     top = reader.parsed(main, text)
     whole = any(one.name in ("http", "stream", "events") for one in top)
     reader.block(top, main, {}, () if whole else ("http",), whole)
+    if reader.cut:
+        for proxy in reading.proxies:
+            _forget(proxy)
+
+
+def _forget(proxy: Proxy) -> None:
+    """What a file says that breaks off may be said otherwise further on: a directive holds for its block wherever in it it stands. That POST is sent
+    again can no longer be taken back."""
+    proxy.read_timeout = proxy.closes_upstream = None
+    proxy.retries_post = proxy.retries_post or None
 
 
 @dataclass
@@ -270,10 +280,12 @@ class _Nginx:
     source: str
     dumped: Mapping[str, str]
     included: int = 0
+    cut: bool = False  # some file of it ends too early
 
     def parsed(self, file: str, text: str) -> list[Directive]:
         directives, fault = nginx_directives(text)
         if fault:
+            self.cut = True
             self.reading.failed(file, f"cannot be read to its end: {fault}", part=True)
         return directives
 

@@ -58,7 +58,11 @@ def pool_below_context(node: Sheet) -> Answer:
     source="The incident: decode's pool was larger than prefill's, and the context larger than that.",
 )
 def context_over_pair(pair: Pair) -> Answer:
-    contexts, pools = _agreed(pair.halves, facts.CONTEXT), _agreed(pair.halves, facts.POOL)
+    contexts = _agreed(pair.halves, facts.CONTEXT)
+    pools = [
+        *_agreed(pair.halves, facts.POOL),
+        *_agreed(pair.halves, facts.POOL_LIMIT),
+    ]  # a pool is not larger than its limit
     if contexts and pools and min(pools) < max(contexts):
         return f"up to {max(contexts):,} tokens are advertised, and the smaller pool of the two holds {min(pools):,}"
     for half in pair.halves:
@@ -191,7 +195,12 @@ def _changed(node: Sheet, before: Sheet) -> Answer:
     ]
     if not differences:
         for fact in (_POOL, *_SIZED_BY):
-            _ = node[fact] if fact in before else None
+            if fact in before:
+                _ = node[fact]
+            elif fact in node:
+                raise NotKnown(
+                    f"{node.name}: {fact.says} is {node[fact]} now, and the baseline does not say what it was"
+                )
         return None
     differences += [_difference(node, before, fact) for fact in _BESIDE if _differs(node, before, fact)]
     return f"{node.name}: {', '.join(differences)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hermetic.check import facts
 from hermetic.check.facts import NotKnown, Sheet
 from hermetic.check.rules.detection import is_checked
-from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.registry import Answer, Fine, rule
 
 
 @rule(
@@ -23,7 +23,7 @@ from hermetic.check.rules.registry import Answer, rule
 )
 def canary_idle(node: Sheet) -> Answer:
     if node[facts.CANARY] == "none":
-        return None
+        return Fine("the canary is off")
     checked = node[facts.CANARY_CHECKED]
     if checked > 0 or (served := node[facts.SERVED_REQUESTS]) == 0:
         return None

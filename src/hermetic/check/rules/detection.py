@@ -12,7 +12,7 @@ from __future__ import annotations
 from hermetic.check import facts, versions
 from hermetic.check.deployment import DECODE, PREFILL, Pair
 from hermetic.check.facts import Fact, Sheet
-from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.registry import Answer, Fine, rule
 
 _SGLANG, _HALVES = ("sglang",), (PREFILL, DECODE)
 # What the signature of a layout is made of, for a pair.
@@ -147,7 +147,7 @@ def canary_logs(node: Sheet) -> Answer:
 )
 def canary_found(node: Sheet) -> Answer:
     if facts.CANARY_WRONG not in node and node[facts.CANARY] == "none":
-        return None
+        return Fine("the canary is off, so it looks at nothing")
     count = node[facts.CANARY_WRONG]
     return (
         f"the log has {count:,} violation{'' if count == 1 else 's'} of the KV canary after the warm-up"
@@ -168,7 +168,7 @@ def canary_found(node: Sheet) -> Answer:
 )
 def canary_warm_up(node: Sheet) -> Answer:
     if facts.CANARY_WARM_UP not in node and node[facts.CANARY] == "none":
-        return None
+        return Fine("the canary is off, so it looks at nothing")
     count = node[facts.CANARY_WARM_UP]
     return (
         f"the log has {count:,} violation{'' if count == 1 else 's'} of the KV canary, all before the server was ready"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hermetic.check import facts
 from hermetic.check.deployment import BOTH, PREFILL
 from hermetic.check.facts import Sheet
-from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.registry import Answer, Fine, rule
 
 EVERYWHERE = ("0.0.0.0", "::", "*", "[::]")
 HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -40,8 +40,10 @@ def inner_open(node: Sheet) -> Answer:
     source="SGLang and vLLM serve without a key by default.",
 )
 def no_key(node: Sheet) -> Answer:
-    if node.get(facts.API_KEY, False) or (host := _host(node)) in HERE:
+    if node.get(facts.API_KEY, False):
         return None
+    if (host := _host(node)) in HERE:
+        return _alone(host)
     _ = node[facts.API_KEY]
     return f"it listens on {host} and asks for no API key"
 
@@ -57,8 +59,10 @@ def no_key(node: Sheet) -> Answer:
     source="utils/auth.py of SGLang 0.5.23.",
 )
 def no_admin_key(node: Sheet) -> Answer:
-    if node.get(facts.ADMIN_KEY, False) or (host := _host(node)) in HERE:
+    if node.get(facts.ADMIN_KEY, False):
         return None
+    if (host := _host(node)) in HERE:
+        return _alone(host)
     _ = node[facts.ADMIN_KEY]
     return (
         f"it listens on {host} and has no admin key: its control calls are open to whoever may send prompts"
@@ -74,8 +78,10 @@ def no_admin_key(node: Sheet) -> Answer:
     source="utils/auth.py of SGLang 0.5.23 leaves /metrics open on purpose.",
 )
 def metrics_open(node: Sheet) -> Answer:
-    if not node.get(facts.METRICS_OPEN, True) or (host := _host(node)) in HERE:
+    if not node.get(facts.METRICS_OPEN, True):
         return None
+    if (host := _host(node)) in HERE:
+        return _alone(host)
     _ = node[facts.METRICS_OPEN]
     return f"it listens on {host}, and /metrics answers without a key"
 
@@ -92,6 +98,10 @@ def remote_code(node: Sheet) -> Answer:
     return (
         "it runs code from the model's repository (--trust-remote-code)" if node[facts.REMOTE_CODE] else None
     )
+
+
+def _alone(host: str) -> Fine:
+    return Fine(f"it listens on {host} alone, so nobody else reaches it")
 
 
 def _host(node: Sheet) -> str:

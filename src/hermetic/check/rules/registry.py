@@ -23,6 +23,12 @@ from hermetic.check.facts import NotKnown, Sheet
 from hermetic.check.result import Severity, Verdict
 
 Subject = Literal["node", "pair", "proxy", "deployment"]
+
+
+class Fine(str):
+    """What a rule returns where all is well and the reason is not what its title suggests: "it listens on 127.0.0.1 alone"."""
+
+
 Answer = str | None
 Check = Callable[..., Answer]
 F = TypeVar("F", bound=Check)
@@ -139,7 +145,9 @@ def _ask(
         *([where] if where else []),
         *(place for node in deployment.nodes for place in node.rests_on()),
     ]
-    if message is not None:
+    if isinstance(message, Fine):
+        told.message = str(message)
+    elif message is not None:
         told.state, told.message = "finding", message
         if attested := sorted(deployment.patches & set(one.patches)):
             told.state = "attested"
@@ -155,4 +163,4 @@ def _applies(one: Rule, node: Sheet) -> bool:
     )
 
 
-__all__ = ["RULES", "Answer", "Rule", "Subject", "judge", "rule"]
+__all__ = ["RULES", "Answer", "Fine", "Rule", "Subject", "judge", "rule"]

@@ -22,6 +22,9 @@ _SGLANG = ("sglang",)
 ANSWER, MORI_SINCE, BATCHES_SINCE = ("mooncake", "ascend", "nixl", "mori"), "0.5.22", "0.5.20"
 
 
+OFF = "deferred release is off (SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE): pages are given on while a transfer may still write into them"
+
+
 @rule(
     "REL001",
     "decode's pages are released while a transfer may still write into them",
@@ -34,6 +37,8 @@ ANSWER, MORI_SINCE, BATCHES_SINCE = ("mooncake", "ascend", "nixl", "mori"), "0.5
     source="https://github.com/sgl-project/sglang/pull/35049, https://github.com/sgl-project/sglang/pull/37454.",
 )
 def not_deferred(node: Sheet) -> Answer:
+    if node.values(facts.DEFERRED) == [False]:
+        return OFF  # with every backend
     transport = node[facts.TRANSPORT]
     if transport == "fake":
         return None  # nothing is transferred: DET009
@@ -41,8 +46,7 @@ def not_deferred(node: Sheet) -> Answer:
         return f"SGLang {node[facts.VERSION]} does not wait for transfers of mori before it releases pages: mori answers aborts since {MORI_SINCE}"
     if facts.DEFERRED not in node and node.get(facts.RELEASED, 0) > 0:
         return None  # it has waited, so it is on
-    if not node[facts.DEFERRED]:
-        return "deferred release is off (SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE): pages are given on while a transfer may still write into them"
+    _ = node[facts.DEFERRED]
     if facts.VERSION in node and versions.older(node, READ[0]):
         raise NotKnown(
             f"{node.name}: whether SGLang {node[facts.VERSION]} knows deferred release is not known"

@@ -143,7 +143,7 @@ def failed(node: Sheet) -> Answer:
 )
 def side_channel(pair: Pair) -> Answer:
     inner = pair.prefill[facts.INNER_HOST]
-    if inner not in LOOPBACK:
+    if inner not in (*LOOPBACK, *EVERYWHERE):  # whoever connects to 0.0.0.0 connects to itself
         return None
     ours, theirs = (_host(half) for half in pair.halves)
     if ours == theirs or (ours in LOOPBACK and theirs in LOOPBACK):
