@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from check_rules import asked, node, pair
 
-from hermetic.check import command
+from hermetic.check import command, facts
 from hermetic.check.command import Asked
 from hermetic.check.deployment import Deployment
 from hermetic.check.output import github, sarif, words
-from hermetic.check.readers import proxies
+from hermetic.check.readers import manifests, proxies
 from hermetic.check.result import Report, Told, Unread, Verdict
 
 NGINX = """\
@@ -27,6 +27,18 @@ http {
   }
 }
 """
+
+
+def test_a_compose_file_may_have_a_service_on_one_line() -> None:
+    text = 'services:\n  p: {image: "lmsysorg/sglang:v0.5.23", command: "python3 -m sglang.launch_server --model-path m --tp 2"}\n'
+    assert manifests.looks_like("two.yaml", text)
+    (sheet,) = manifests.read("two.yaml", text).sheets
+    assert (sheet[facts.TP], sheet[facts.VERSION]) == (2, "0.5.23")
+    assert not manifests.looks_like("a.log", "services: started\n  worker: {state: up, command: none}\n"[:20])
+
+
+def test_who_only_sends_cannot_fail_to_load() -> None:
+    assert asked("VLLM002", Deployment([node("prefill", engine="vllm", load_failure="recompute")])) == []
 
 
 @pytest.mark.parametrize("inner", ["0.0.0.0", "::", "localhost"])

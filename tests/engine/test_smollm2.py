@@ -123,7 +123,7 @@ def test_in_float32_every_text_is_the_greedy_text_of_transformers(every: int) ->
 
 
 @SHARES
-@pytest.mark.parametrize("dtype", ["bf16", "float32"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("float32", marks=pytest.mark.soak)])
 def test_unified_disaggregated_any_chunk_and_any_batch_give_the_same_tokens(dtype: str, every: int) -> None:
     """Against the batch of all prompts: one by one, in a batch of few, in other chunks and pages, and as a pair."""
     step = 2 if every > 1 else 4

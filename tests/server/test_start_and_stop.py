@@ -118,7 +118,7 @@ def test_a_truncated_model_file_is_named(tmp_path: Path) -> None:
     assert "broken.gguf" in refused("--model", str(broken))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_signal_ends_every_process_within_five_seconds(
     make_server: Callable[..., Server], number: signal.Signals
 ) -> None:

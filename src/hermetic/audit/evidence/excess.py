@@ -69,14 +69,14 @@ class Excess:
             return found
         for tenant in near:
             union, askers = self._remembered(tenant.number)
-            mean = self.kind.expected(len(union | signs), len(askers | {asker}))
-            if mean is None:
+            if self.kind.expected(0, len(askers | {asker})) is None:
                 continue
             for thing in self.kind.things(tenant):
                 if not thing.isdisjoint(signs) and thing.isdisjoint(union):
                     found.append((tenant, min(thing & signs)))
             askers.add(asker)
             union |= signs
+            mean = self.kind.expected(len(union), len(askers)) or 0.0
             self.mean += mean - self._means.get(tenant.number, 0.0)
             self._means[tenant.number] = mean
         self.hits += len(found)

@@ -19,6 +19,9 @@ from hermetic.check.readers.shell import LONGEST, UNKNOWN
 from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, sequence, text_of, under
 
 _COMPOSE_TOP = re.compile(r"^services[ \t]*:[ \t]*(?:#.*)?$", re.MULTILINE)
+_COMPOSE_FLOW = re.compile(
+    r"^\s+[\w.-]+:\s*\{[^\n]*\b(?:image|command)\s*:", re.MULTILINE
+)  # a service on one line
 _COMPOSE_INNER = re.compile(
     r"^[ \t]+(?:image|build|command|entrypoint|environment|extends)[ \t]*:", re.MULTILINE
 )
@@ -40,7 +43,8 @@ def looks_like(name: str, text: str) -> bool:
     )
     if not _YAML_LINE.match(first):
         return False
-    compose = _COMPOSE_TOP.search(text) is not None and _COMPOSE_INNER.search(text) is not None
+    inner = _COMPOSE_INNER.search(text) or _COMPOSE_FLOW.search(text)
+    compose = _COMPOSE_TOP.search(text) is not None and inner is not None
     return compose or (_KUBERNETES.search(text) is not None and _KIND.search(text) is not None) or _json(text)
 
 

@@ -49,7 +49,7 @@ def pool_below_length(node: Sheet) -> Answer:
     "a request whose KV could not be loaded is computed again in place",
     severity="warning",
     engines=_VLLM,
-    roles=(PREFILL, DECODE, BOTH),
+    roles=(DECODE, BOTH),
     why="With kv_load_failure_policy recompute, decode goes on with the request after a failed read. For models with several KV groups a failed read "
     "is not reported block by block, so rows that never arrived can count as computed.",
     fix='Set "kv_load_failure_policy": "fail" in --kv-transfer-config (the default in 0.32): the client gets an error and can ask again.',
