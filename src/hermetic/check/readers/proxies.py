@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from hermetic.check.deployment import Proxy
 from hermetic.check.readers.beside import matching
+from hermetic.check.readers.quoting import quoted_words
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import UNKNOWN
 from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, sequence, text_of, under
@@ -632,38 +633,11 @@ def _sections(text: str) -> list[_Section]:
 
 
 def _haproxy_words(line: str) -> list[str]:
-    """The words of a line: a backslash and both quotes hold blanks, `#` begins a comment. ${NAME} is not known here."""
-    found: list[str] = []
-    current: list[str] = []
-    begun, quote, at = False, "", 0
-    while at < len(line):
-        char = line[at]
-        at += 1
-        if char == "\\" and quote != "'" and at < len(line):
-            current.append(line[at])
-            begun, at = True, at + 1
-        elif char == "$" and quote == '"' and (variable := re.compile(r"\{?\w+[^{}\"]*\}?").match(line, at)):
-            current.append(UNKNOWN)
-            at = variable.end()
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                current.append(char)
-        elif char in "'\"":
-            quote, begun = char, True
-        elif char == "#":
-            break
-        elif char.isspace():
-            if begun:
-                found.append("".join(current))
-            current, begun = [], False
-        else:
-            current.append(char)
-            begun = True
-    if begun:
-        found.append("".join(current))
-    return found
+    """The words of a line. `${NAME}` is not known here."""
+    return quoted_words(line, as_it_is="'", comment="#", variable=_VARIABLE)
+
+
+_VARIABLE = re.compile(r"\{?\w+[^{}\"]*\}?")
 
 
 def _led_to(words: Sequence[str]) -> str | None:

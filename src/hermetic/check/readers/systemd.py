@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from hermetic.check.readers import flags
 from hermetic.check.readers.beside import Files, beside
+from hermetic.check.readers.quoting import quoted_words
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import UNKNOWN
 
@@ -184,33 +185,7 @@ def _filled(word: str, variables: Mapping[str, str]) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """systemd's words: blanks part them, both quotes hold them together, a backslash stands before special characters."""
-    found: list[str] = []
-    current: list[str] = []
-    begun, quote, at = False, "", 0
-    while at < len(text):
-        char = text[at]
-        at += 1
-        if char == "\\" and at < len(text):
-            current.append(_ESCAPES.get(text[at], text[at]))
-            begun, at = True, at + 1
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                current.append(char)
-        elif char in "'\"":
-            quote, begun = char, True
-        elif char.isspace():
-            if begun:
-                found.append("".join(current))
-            current, begun = [], False
-        else:
-            current.append(char)
-            begun = True
-    if begun:
-        found.append("".join(current))
-    return found
+    return quoted_words(text, escapes=_ESCAPES)
 
 
 __all__ = ["looks_like", "read"]
