@@ -34,7 +34,7 @@ SENTENCES = [
 ]
 OUTPUT = 32
 # Every which prompt: some in `make test`, all of them in `make soak`.
-SHARES = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+SHARES = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
 PAGES = 400  # enough that nobody is preempted
 
 

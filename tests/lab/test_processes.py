@@ -83,6 +83,7 @@ async def test_a_faulty_prefill_process_gets_its_victim_a_500_and_its_neighbours
         assert all(float(line.rsplit(" ", 1)[1]) == 0 for line in leased), leased
 
 
+@pytest.mark.soak  # make test has tests/lab/test_incident.py: the same within one process
 async def test_the_same_processes_without_walls_answer_200_with_another_tenants_words(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ async def test_a_worker_killed_at_every_point_there_is_costs_no_request_anything
     await drill(tmp_path, monkeypatch, ALL)
 
 
+@pytest.mark.soak  # make test has tests/hosts/test_hosts.py: a link that is cut and heals
 async def test_frozen_workers_are_left_out_cost_no_request_anything_and_serve_again(tmp_path: Path) -> None:
     """One of each role, one after the other, for longer than the others wait for it; then it goes on in the middle."""
     model = make_model(tmp_path / "model", vocab_size=VOCAB)
