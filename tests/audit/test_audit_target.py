@@ -710,6 +710,24 @@ async def test_without_retry_after_it_waits_longer_each_time_and_then_gives_up()
     assert len(gaps) <= 3  # 0.5 + 1 + 2 s are the least; 4 s more are beyond the bound
 
 
+@pytest.mark.parametrize(("held", "how"), [(1.1, "limited"), (0.0, "silent")])
+async def test_who_ran_out_of_time_with_waiting_is_limited_and_a_hang_behind_a_refusal_is_silent(
+    held: float, how: str
+):
+    """What went by at the server's own wish is no finding; but one "slow down" must not hide a hang."""
+
+    async def script(request: Request, wire: Wire) -> None:
+        if len(endpoint.posts) == 1:
+            await asyncio.sleep(held)
+            await wire.json({"error": "slow down"}, 429, retry_after="0")
+        else:
+            await asyncio.sleep(60)
+
+    async with serving(script) as endpoint, open_target([endpoint.url]) as target:
+        answer = await target.send(ask(within=2.5))
+    assert (answer.how, answer.retries, len(endpoint.posts)) == (how, 1, 2)
+
+
 async def test_waits_are_spread_and_never_shorter_than_told():
     async with serving(hello) as endpoint, open_target([endpoint.url]) as target:
         waits = [target._wait(2.0, 0) for _ in range(50)]

@@ -321,10 +321,8 @@ class Target:
         while True:
             seen = await self._attempt(ask, number, deadline, place, settle)
             if seen.wait is None:
-                if (
-                    retries and seen.answer.how == "silent"
-                ):  # its time went by with waiting, as the server asked
-                    seen.answer.how = "limited"
+                if retries and seen.answer.how == "silent" and seen.answer.seconds < ask.within / 2:
+                    seen.answer.how = "limited"  # its time went by with waiting, as the server asked
                 break
             wait = self._wait(seen.wait, retries)
             if retries >= MAX_RETRIES or time.monotonic() + wait >= deadline:
