@@ -520,6 +520,15 @@ def drill(
     raise typer.Exit(run(DrillOptions(tuple(scenario or SCENARIOS), command.seconds(budget), seed, quiet)))
 
 
+# The groups of options in `hermetic check --help`.
+_REPORT, _RULES, _ASKING, _WATCHING = (
+    "The report",
+    "Which rules, and what they are told",
+    "How nodes are asked",
+    "Again and again",
+)
+
+
 @app.command()
 def check(
     sources: Annotated[
@@ -529,47 +538,85 @@ def check(
             help="URLs of nodes, logs, saved answers, metrics, manifests, folders of these, - or a quoted command line; NAME=SOURCE says whose it is.",
         ),
     ] = None,
-    format: Annotated[str, typer.Option(help="text, json, sarif or github.")] = "text",
+    format: Annotated[
+        str | None,
+        typer.Option(help="text (the default), json, sarif or github.", rich_help_panel=_REPORT),
+    ] = None,
     select: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Only these rules, or families (CAP,VER).")
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Only these rules, or families (CAP,VER).", rich_help_panel=_RULES),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Not these rules or families.")
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Not these rules or families.", rich_help_panel=_RULES),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on what is not known, too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail on what is not known, too.", rich_help_panel=_RULES)
+    ] = False,
     has_patch: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NUMBER",
             help="A fix that this deployment's build has, whatever its version says; repeat.",
+            rich_help_panel=_RULES,
         ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier --format json: what has changed since?")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="An earlier --format json: what has changed since?", rich_help_panel=_RULES
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file with a table `check`.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A TOML file with a table `check` (docs/check.md)."),
     ] = None,
-    timeout: Annotated[str, typer.Option(help="Time for one node, like 4s.")] = "4s",
+    timeout: Annotated[
+        str | None,
+        typer.Option(help="Time for one node, like 4s (the default).", rich_help_panel=_ASKING),
+    ] = None,
     api_key: Annotated[
-        str | None, typer.Option(help="Better in the environment.", envvar="HERMETIC_CHECK_KEY")
+        str | None,
+        typer.Option(help="Better in the environment.", envvar="HERMETIC_CHECK_KEY", rich_help_panel=_ASKING),
     ] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
-    watch: Annotated[str | None, typer.Option(metavar="TIME", help="Check again every 60s, 5m, ...")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="Certificates to trust, PEM.", rich_help_panel=_ASKING)
+    ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Check again every 60s, 5m, ...", rich_help_panel=_WATCHING),
+    ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(help="With --watch: what was found, at /metrics of this port.", min=0, max=65535),
+        typer.Option(
+            help="With --watch: what was found, at /metrics of this port.",
+            min=0,
+            max=65535,
+            rich_help_panel=_WATCHING,
+        ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="Where that port listens.")] = "127.0.0.1",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what passed.")] = False,
+    metrics_host: Annotated[
+        str, typer.Option(help="Where that port listens.", rich_help_panel=_WATCHING)
+    ] = "127.0.0.1",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what passed.", rich_help_panel=_REPORT)
+    ] = False,
     explain: Annotated[
         str | None,
-        typer.Option(metavar="CODE", help="What a rule means, why, and what to do; `all` lists them."),
+        typer.Option(
+            metavar="CODE",
+            help="What a rule means, why, and what to do; a family (CAP) or `all` is listed.",
+            rich_help_panel=_REPORT,
+        ),
     ] = None,
 ) -> None:
     """Read a deployment of Hermetic, SGLang or vLLM before it takes traffic: does what it advertises fit what it holds?
 
-    Exit code 0: clean. 1: findings (with --strict also what is not known). 2: a source could not be read."""
+    Exit code 0: clean, as far as it could be told. 1: findings (with --strict also what is not known). 2: a source could not be read, or an option
+    cannot be meant.
+
+    Families of rules: CAP capacity, VER versions, REL release, DET detection, PAIR pairs, VLLM, PRX proxies, EXP exposure, COV coverage, HRM Hermetic,
+    SRC sources. `--explain CAP` lists one, `--explain CAP001` says all of a rule."""
     from hermetic.check import command
 
     asked = command.Asked(
@@ -581,7 +628,7 @@ def check(
         patches=tuple(has_patch or ()),
         baseline=baseline,
         config=config,
-        timeout=None if timeout == "4s" else timeout,
+        timeout=timeout,
         api_key=api_key,
         ca=None if ca is None else str(ca),
         watch=watch,

@@ -109,8 +109,8 @@ def test_a_config_file_says_what_the_command_line_does_not(incident: list[str], 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("check = 5", r"one table, \[check\]"), ("[check]\nsauces = []", "no setting 'sauces'"), ("[check]\nstrict = 1", "strict must be a bool"),
-        ("[check]\npatches = ['1']", "list of int"), ("[check", "not TOML"), ("[check]\ntimeout = true", "timeout must be a float"),
+        ("check = 5", r"one table, \[check\]"), ("[check]\nsauces = []", "no setting 'sauces'"), ("[check]\nstrict = 1", "strict must be true or false"),
+        ("[check]\npatches = ['1']", r"list of numbers, like \[38935\]"), ("[check", "not TOML"), ("[check]\ntimeout = true", "timeout must be seconds, like 4, or a time in quotes"),
     ],
 )  # fmt: skip
 def test_a_config_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -52,7 +52,22 @@ def test_explain_without_a_code_lists_all_rules() -> None:
     ]
 
 
-@pytest.mark.parametrize(("code", "says"), [("CAP999", "CAP001"), ("nonsense", "SRC001")])
+def test_explain_of_a_family_or_the_beginning_of_codes_lists_those() -> None:
+    listed = pages.explained("cap").splitlines()
+    assert [line.split()[0] for line in listed] == sorted(code for code in RULES if code.startswith("CAP"))
+    assert "the KV pool is smaller than the advertised context" in listed[0]
+    assert {line.split()[0][:5] for line in pages.explained("VLLM00").splitlines()} == {"VLLM0"}
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("CAP999", "CAP001"),
+        ("CPA001", "CAP001"),
+        ("checksum", "DET001"),
+        ("nonsense", "Families: CAP, .*--explain all"),
+    ],
+)
 def test_a_code_that_no_rule_has_is_an_error_that_names_those_there_are(code: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         pages.explained(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -141,6 +141,7 @@ def _notes(options: CheckOptions, deployment: Deployment, verdicts: Sequence[Ver
         notes.append(
             f"Rests on what was attested, not on what was seen: {', '.join(dict.fromkeys(attested))}."
         )
+    notes += _resting_on_nothing(deployment.patches, verdicts)
     if options.select or options.ignore:
         asked = f"only {', '.join(options.select)}" if options.select else "all"
         notes.append(f"Rules asked: {asked}{' but ' + ', '.join(options.ignore) if options.ignore else ''}.")
@@ -150,4 +151,29 @@ def _notes(options: CheckOptions, deployment: Deployment, verdicts: Sequence[Ver
     return notes
 
 
-__all__ = ["FAMILIES", "CheckOptions", "chosen", "run"]
+def unknown_patches(patches: Iterable[int]) -> list[str]:
+    """A line for each number that no rule knows: a slip of the pen, or a fix that settles nothing here."""
+    known = sorted({number for rule in RULES.values() for number in rule.patches})
+    return [
+        f"--has-patch {number}: attested, rests on nothing: no rule knows this fix; known are {', '.join(map(str, known))}"
+        for number in sorted(set(patches) - set(known))
+    ]
+
+
+def _resting_on_nothing(patches: Iterable[int], verdicts: Sequence[Verdict]) -> list[str]:
+    """The same, and those that rules know and that nothing in this report needs."""
+    used = {
+        number
+        for verdict in verdicts
+        if verdict.state == "attested"
+        for number in RULES[verdict.code].patches
+    }
+    unknown = unknown_patches(patches)
+    known = {number for rule in RULES.values() for number in rule.patches}
+    return unknown + [
+        f"--has-patch {number}: attested, and nothing in this report rests on it"
+        for number in sorted((set(patches) & known) - used)
+    ]
+
+
+__all__ = ["FAMILIES", "CheckOptions", "chosen", "run", "unknown_patches"]

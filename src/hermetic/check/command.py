@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from hermetic.check import sources
 from hermetic.check import watch as watching
-from hermetic.check.check import CheckOptions, run
+from hermetic.check.check import CheckOptions, run, unknown_patches
 from hermetic.check.fetch import FetchOptions
 from hermetic.check.output import github, json_file, sarif, text
 from hermetic.check.result import Report
@@ -26,10 +27,29 @@ from hermetic.check.rules import pages
 from hermetic.options import LONGEST_TIME, OptionError, parse_time
 
 FORMATS = ("text", "json", "sarif", "github")
-_SETTINGS: dict[str, type] = {
-    "sources": list, "select": list, "ignore": list, "patches": list, "strict": bool, "baseline": str, "format": str,
-    "timeout": float, "ca": str,
-}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """One key of the config file: its types in TOML, and how to say what it must be. `entries`: of a list, the type of each."""
+
+    types: tuple[type, ...]
+    must: str
+    entries: type = str
+
+
+_WORDS = 'a list of texts, like ["CAP", "VER001"]'
+_SETTINGS = {
+    "sources": _Setting((list,), 'a list of texts, like ["http://prefill-0:30000", "logs/"]'),
+    "select": _Setting((list,), _WORDS),
+    "ignore": _Setting((list,), _WORDS),
+    "patches": _Setting((list,), "a list of numbers, like [38935]", int),
+    "strict": _Setting((bool,), "true or false"),
+    "baseline": _Setting((str,), "the name of a file, in quotes"),
+    "format": _Setting((str,), f"one of {', '.join(FORMATS)}, in quotes"),
+    "timeout": _Setting((int, float, str), 'seconds, like 4, or a time in quotes, like "4s"'),
+    "ca": _Setting((str,), "the name of a file, in quotes"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +57,7 @@ class Asked:
     """As on the command line; None and () where nothing was said."""
 
     sources: tuple[str, ...] = ()
-    format: str = "text"
+    format: str | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     strict: bool = False
@@ -60,10 +80,13 @@ def main(asked: Asked) -> int:
         print(pages.explained(asked.explain))
         return 0
     settings = {} if asked.config is None else _settings(asked.config)
-    form = settings.get("format", "text") if asked.format == "text" else asked.format
+    form = asked.format or settings.get("format", "text")
     if form not in FORMATS:
         raise OptionError(f"--format is {form!r}; it must be one of {', '.join(FORMATS)}")
     options, strict = _options(asked, settings), asked.strict or settings.get("strict", False)
+    if form != "text":  # there it stands in the report, where people see it
+        for line in unknown_patches(options.patches):
+            print(f"warning: {line}", file=sys.stderr)
     if asked.watch is not None:
         return _watch(asked, options, form, strict)
     if asked.metrics_port is not None:
@@ -76,9 +99,7 @@ def main(asked: Asked) -> int:
 def _options(asked: Asked, settings: Mapping[str, Any]) -> CheckOptions:
     """What the command line says, else what the config file does; patches and rules that are left out add up."""
     baseline = asked.baseline or (Path(settings["baseline"]) if "baseline" in settings else None)
-    timeout = settings.get("timeout", FetchOptions.timeout)
-    if not 0 < timeout <= LONGEST_TIME:
-        raise OptionError(f"--config {asked.config}: timeout is {timeout}; it must be seconds, more than 0")
+    timeout = _timeout(asked.config, settings.get("timeout", FetchOptions.timeout))
     if asked.api_key and not (asked.api_key.isascii() and asked.api_key.isprintable()):
         raise OptionError(
             "--api-key has a sign that cannot be sent in a header (a line end, or one outside ASCII)"
@@ -97,6 +118,15 @@ def _options(asked: Asked, settings: Mapping[str, Any]) -> CheckOptions:
     )
 
 
+def _timeout(config: Path | None, said: float | str) -> float:
+    """Of a config file: seconds, or a time as on the command line. Raises OptionError."""
+    if isinstance(said, str):
+        return parse_time(f"--config {config}: timeout", said)
+    if not 0 < said <= LONGEST_TIME:
+        raise OptionError(f"--config {config}: timeout is {said}; it must be seconds, more than 0")
+    return said
+
+
 def _watch(asked: Asked, options: CheckOptions, form: str, strict: bool) -> int:
     """Until Ctrl-C, or SIGTERM."""
     every, figures = parse_time("--watch", asked.watch or ""), watching.Figures()
@@ -104,10 +134,15 @@ def _watch(asked: Asked, options: CheckOptions, form: str, strict: bool) -> int:
     if asked.metrics_port is not None:
         port = watching.serve(figures, asked.metrics_host, asked.metrics_port)
         print(f"figures at http://{asked.metrics_host}:{port}/metrics", file=sys.stderr, flush=True)
+    numbers = itertools.count(1)
+
+    def told(report: Report) -> None:
+        if form in ("text", "github"):  # the others say it themselves
+            print(f"round {next(numbers)} at {report.started}", flush=True)
+        _show(report, form, strict, asked.verbose)
+
     with contextlib.suppress(KeyboardInterrupt):
-        watching.watch(
-            lambda: run(options), every, lambda report: _show(report, form, strict, asked.verbose), figures
-        )
+        watching.watch(lambda: run(options), every, told, figures)
     return 0
 
 
@@ -152,18 +187,23 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(table, dict) or set(whole) != {"check"}:
         raise OptionError(f"--config {path}: it has one table, [check]")
     for name, value in table.items():
-        kind = _SETTINGS.get(name)
-        if kind is None:
+        setting = _SETTINGS.get(name)
+        if setting is None:
             raise OptionError(
                 f"--config {path}: there is no setting {name!r}; there are {', '.join(_SETTINGS)}"
             )
-        wanted = (int, float) if kind is float else kind
-        if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-            raise OptionError(f"--config {path}: {name} must be a {kind.__name__}")
-        inner = int if name == "patches" else str
-        if isinstance(value, list) and not all(isinstance(one, inner) for one in value):
-            raise OptionError(f"--config {path}: {name} must be a list of {inner.__name__}")
+        if not _is(value, setting):
+            raise OptionError(f"--config {path}: {name} must be {setting.must}")
     return table
+
+
+def _is(value: object, setting: _Setting) -> bool:
+    """In Python true is a number as well; in TOML it is none."""
+    if isinstance(value, bool):
+        return bool in setting.types
+    if isinstance(value, list):
+        return list in setting.types and all(type(one) is setting.entries for one in value)
+    return isinstance(value, setting.types)
 
 
 def patches(given: Sequence[str]) -> tuple[int, ...]:

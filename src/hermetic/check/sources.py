@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 MOST_FILES = 2_000  # of a folder
 WHOLE = 32 * 1024**2  # bytes up to which a file is read whole; a larger one can only be a log
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
+_PLACE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/[\w./-]*)?"
+)  # host:port, and a path perhaps
+_SOURCES = (
+    "A source is a URL (http://10.0.0.7:30000), a file (prefill.log, nginx.conf), a folder, - for standard input, or a command line in quotes "
+    '("vllm serve ..."); NAME=SOURCE says which node it is of'
+)
 _HERE = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "")
 
 
@@ -80,7 +87,9 @@ class _Entry:
 def parse(words: Sequence[str]) -> list[Source]:
     """Raises OptionError for what is neither URL, file, folder nor command line."""
     if not words:
-        raise OptionError("name what to check: URLs of nodes, logs, saved answers, manifests, command lines")
+        raise OptionError(
+            f"name what to check: URLs of nodes, logs, saved answers, manifests, command lines. {_SOURCES}"
+        )
     return [_parse(word, number) for number, word in enumerate(words, 1)]
 
 
@@ -89,12 +98,29 @@ def _parse(word: str, number: int) -> Source:
     if named is not None and not os.path.exists(word) and _is_source(named[2]):
         return Source(named[2], named[1])
     if not _is_source(word):
-        # Several words may hold a key.
-        shown = f"source {number} (of several words)" if " " in word else repr(shown_url(word)[:200])
-        raise OptionError(
-            f"{shown} is no URL, no file or folder that is here, and no command line of an engine"
-        )
+        raise OptionError(_no_source(word, number))
     return Source(word)
+
+
+def _no_source(word: str, number: int) -> str:
+    """Why a word is none, and what was meant perhaps. Several words are not said again: they may hold a key."""
+    name, _, rest = word.partition("=")
+    if rest and os.path.exists(rest) and name.isprintable():
+        return f"the name {name[:60]!r} before {rest[:200]!r} may have letters, digits and . _ - only, like node-3={rest[:200]}"
+    if re.search(r"\s", word):
+        return f"source {number} (of several words) is no command line of an engine, and no file or folder that is here. {_SOURCES}"
+    shown, named = shown_url(word)[:200], _NAMED.fullmatch(word)
+    said = named[2] if named is not None else word
+    if _PLACE.fullmatch(said):
+        meant = f"{named[1]}=http://{said}" if named is not None else f"http://{said}"
+        return (
+            f"{shown!r} is no file or folder that is here. A node is named by its URL: {meant} (or https://)"
+        )
+    scheme, separator, _ = said.partition("://")
+    if separator:
+        why = "names no host" if scheme in ("http", "https") else "is no URL that can be asked"
+        return f"{shown!r} {why}: a node's URL is like http://10.0.0.7:30000"
+    return f"{shown!r} is no file or folder that is here. {_SOURCES}"
 
 
 def _is_source(text: str) -> bool:

@@ -6,9 +6,11 @@ has stopped finds nothing. A run that could not read a source says so in hermeti
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -82,7 +84,8 @@ def serve(figures: Figures, host: str, port: int) -> int:
 def watch(
     check: Callable[[], Report], every: float, told: Callable[[Report], None], figures: Figures
 ) -> None:
-    """Until Ctrl-C. Runs do not overlap: a slow one puts the next off. Raises OptionError only from the first run."""
+    """Until Ctrl-C. Runs do not overlap: a slow one puts the next off. Raises OptionError only from the first run; later ones are told on standard
+    error."""
     first = True
     while True:
         began = time.monotonic()
@@ -91,10 +94,12 @@ def watch(
             took = time.monotonic() - began
             figures.ran(report, took)
             told(report)
-        except OptionError:
+        except OptionError as error:
             if first:
                 raise
             figures.failed()
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            print(f"no report at {now}: {error}", file=sys.stderr, flush=True)
         first = False
         time.sleep(max(0.0, every - (time.monotonic() - began)))
 

@@ -6,6 +6,7 @@ is never about another rule than the one that runs.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 import textwrap
@@ -34,6 +35,7 @@ _PER = {
 }  # fmt: skip
 _ENGINES = {"sglang": "SGLang", "vllm": "vLLM", "hermetic": "Hermetic"}
 _WIDTH = 100
+MOST_NEAR = 5  # codes that are written like an unknown one
 _HEAD = (
     "These pages are made from the rules (`python -m hermetic.check.rules.pages docs/rules`); change the rule, not the page. "
     "`hermetic check --explain CODE` shows the same."
@@ -84,14 +86,38 @@ def index() -> str:
 
 
 def explained(code: str) -> str:
-    """A rule's page as plain text; the list of all for an empty code or `all`. Raises OptionError for a code that no rule has."""
+    """A rule's page as plain text; a list for a family or the beginning of codes (`cap`, `DET00`), of all for an empty one or `all`.
+
+    Raises OptionError for what no code begins with."""
     wanted = code.strip().upper()
-    if wanted in ("", "ALL"):
-        return "\n".join(f"{rule.code:8} {rule.severity:8} {rule.title}" for rule in ordered())
-    if wanted not in RULES:
-        near = [name for name in RULES if wanted and name.startswith(wanted.rstrip("0123456789"))]
-        raise OptionError(f"--explain {code!r}: there is no such rule; there are {', '.join(near or RULES)}")
-    rule = RULES[wanted]
+    if wanted in RULES:
+        return _explained(RULES[wanted])
+    found = [rule for rule in ordered() if wanted == "ALL" or rule.code.startswith(wanted)]
+    if found:
+        return _listed(found)
+    if near := _near(wanted):
+        told = "; ".join(f"{rule.code} ({rule.title})" for rule in near)
+        raise OptionError(f"--explain {code[:60]!r}: no rule begins so; near to it: {told}")
+    raise OptionError(
+        f"--explain {code[:60]!r}: no rule begins so. Families: {', '.join(FAMILIES)}; `--explain all` lists all rules"
+    )
+
+
+def _listed(rules: Sequence[Rule]) -> str:
+    return "\n".join(f"{rule.code:8} {rule.severity:8} {rule.title}" for rule in rules)
+
+
+def _near(wanted: str) -> list[Rule]:
+    """Rules that may have been meant: of the family that it begins with, with a code that is written much like it, or with the word in their titles."""
+    letters = wanted.rstrip("0123456789")
+    found = {rule.code for rule in RULES.values() if rule.family == letters}
+    found = found or set(difflib.get_close_matches(wanted, RULES, MOST_NEAR, cutoff=0.7))
+    if not found and len(wanted) > 2:
+        found = {rule.code for rule in RULES.values() if wanted in rule.title.upper()}
+    return [rule for rule in ordered() if rule.code in found]
+
+
+def _explained(rule: Rule) -> str:
     parts = [f"{rule.code} {rule.severity}: {rule.title}"]
     for heading, text in sections(rule):
         parts += [heading, "\n\n".join(_plain(paragraph) for paragraph in text.split("\n\n"))]
