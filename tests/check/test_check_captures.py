@@ -106,7 +106,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "VER004": ("FF", "PP", "-", "-", "-", "-"),
     # disaggregation_transfer_backend is mooncake.
     "VER005": ("FF", "PP", "-", "-", "-", "-"),
-    # tp_size 1 and pp_size 1: one rank. Asked of decode.
+    # enable_hierarchical_cache is false, and there is one rank. Asked of decode.
     "VER006": ("P", "P", "-", "-", "-", "-"),
     # 0.5.20's metrics have no decode_deferred_kv_release_total, 0.5.23's have.
     "VER007": ("F", "P", "-", "-", "-", "-"),

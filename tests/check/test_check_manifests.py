@@ -78,7 +78,9 @@ def test_a_compose_file_gives_a_node_for_each_service_that_starts_an_engine() ->
     assert list(nodes) == ["prefill", "decode"]
     assert said(nodes["prefill"]) == {
         "engine": "sglang", "version": "0.5.19", "model": "/models/base", "host": "0.0.0.0", "tp": 8, "page": 64, "context": 1_048_576,
-        "role": "prefill", "batch_pages": 512, "deferred": True,
+        "role": "prefill", "batch_pages": 512, "deferred": True, "checksum": False, "reserve": 512, "truncates": False, "canary": "none", "pp": 1,
+        "api_key": False, "admin_key": False, "remote_code": False, "metrics": False, "release_timeout": 30.0, "transport": "mooncake",
+        "inner_host": "0.0.0.0",
     }  # fmt: skip
     assert nodes["prefill"].where(facts.CONTEXT) == "compose.yaml, service prefill, --context-length"
     assert nodes["prefill"].address == ("0.0.0.0", 31000)
@@ -89,9 +91,11 @@ def test_what_the_shell_that_runs_compose_would_fill_in_is_no_fact() -> None:
     decode = by_name(manifests.read("compose.yaml", COMPOSE))["decode"]
     assert said(decode) == {
         "engine": "sglang", "version": "0.5.19", "model": "/models/base", "role": "decode", "kv_dtype": "fp8_e4m3", "batch_pages": 512,
-        "deferred": False,
+        "deferred": False, "checksum": False, "reserve": 512, "truncates": False, "canary": "none", "pp": 1, "tp": 1, "api_key": False,
+        "admin_key": False, "remote_code": False, "metrics": False, "release_timeout": 30.0, "transport": "mooncake", "host": "127.0.0.1",
+        "restores": False,
     }  # fmt: skip
-    assert decode.where(facts.DEFERRED) == "compose.yaml, service decode, default before 0.5.21"
+    assert decode.where(facts.DEFERRED) == "compose.yaml, service decode, default of 0.5.19"
     assert decode.address == ("127.0.0.1", 31001)
 
 

@@ -294,7 +294,7 @@ def test_a_container_has_the_variables_that_it_is_given_and_no_others() -> None:
     image = "lmsysorg/sglang:v0.5.21"
     assert one(f"export {name}=0; docker run -e {name}=1 {image} sglang serve m")[facts.DEFERRED] is True
     outside = one(f"export {name}=0; docker run {image} sglang serve m")
-    assert outside.where(facts.DEFERRED) == "start.sh, default of 0.5.21 and later"
+    assert outside.where(facts.DEFERRED) == "start.sh, default of 0.5.21"
     assert facts.DEFERRED not in one(f"docker run -e {name} {image} sglang serve m")
     assert facts.DEFERRED not in one(f"docker run --env-file e {image} sglang serve m")
 
@@ -328,24 +328,63 @@ def test_the_place_of_a_version_says_that_it_is_a_tag() -> None:
     assert sheet.where(facts.VERSION) == "compose.yaml, service a, image tag"
 
 
-@pytest.mark.parametrize(("version", "deferred"), [("0.5.20", False), ("0.5.21", True), ("0.5.23", True)])
-def test_deferred_release_is_on_by_default_from_0_5_21_on(version: str, deferred: bool) -> None:
-    sheet = in_image(f"lmsysorg/sglang:v{version}", ["sglang", "serve", "m"])
-    assert sheet[facts.DEFERRED] is deferred
-    assert "default" in sheet.where(facts.DEFERRED)
+# By hand from server_args.py and environ.py of 0.5.19, and from arg_groups/fields and environ.py of the later ones.
+BY_DEFAULT: dict[str, object] = {
+    "role": "alone", "checksum": False, "reserve": 512, "truncates": False, "canary": "none", "tp": 1, "pp": 1, "api_key": False, "admin_key": False,
+    "remote_code": False, "metrics": False, "host": "127.0.0.1", "release_timeout": 30.0,
+}  # fmt: skip
 
 
-def test_defaults_are_those_of_the_version_whose_source_was_read() -> None:
-    """Read in arg_groups/fields and environ.py of 0.5.23. For 0.5.22 they are not known."""
-    sheet = in_image("lmsysorg/sglang:v0.5.23", ["sglang", "serve", "m", "--tp", "8"])
-    assert said(sheet) == {
-        "engine": "sglang", "version": "0.5.23", "model": "m", "tp": 8, "role": "alone", "checksum": False, "reserve": 512,
-        "truncates": False, "canary": "none", "pp": 1, "api_key": False, "admin_key": False, "remote_code": False, "metrics": False,
-        "host": "127.0.0.1", "release_timeout": 30.0, "batch_pages": 0, "deferred": True,
-    }  # fmt: skip
-    assert sheet.where(facts.CHECKSUM) == "compose.yaml, service a, default of 0.5.23"
-    other = in_image("lmsysorg/sglang:v0.5.22", ["sglang", "serve", "m", "--tp", "8"])
-    assert said(other) == {"engine": "sglang", "version": "0.5.22", "model": "m", "tp": 8, "deferred": True}
+@pytest.mark.parametrize(
+    ("version", "own"),
+    [
+        ("0.5.19", {"deferred": False}),  # and no bound of a transfer batch: it has no such variable
+        ("0.5.20", {"deferred": False, "batch_pages": 0}),
+        ("0.5.21", {"deferred": True, "batch_pages": 0}),
+        ("0.5.22", {"deferred": True, "batch_pages": 0}),
+        ("0.5.23", {"deferred": True, "batch_pages": 0}),
+    ],
+)
+def test_defaults_are_those_of_the_release_whose_source_was_read(
+    version: str, own: dict[str, object]
+) -> None:
+    sheet = in_image(f"lmsysorg/sglang:v{version}-cu126", ["sglang", "serve", "m"])
+    assert said(sheet) == {"engine": "sglang", "version": version, "model": "m", **BY_DEFAULT, **own}
+    assert sheet.where(facts.RESERVE) == f"compose.yaml, service a, default of {version}"
+    checksum = f"{version} has no such option" if version < "0.5.21" else f"default of {version}"
+    assert sheet.where(facts.CHECKSUM) == f"compose.yaml, service a, {checksum}"
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.22.post1", "0.5.23rc1", "0.5.24"])
+def test_of_a_release_that_was_not_read_no_default_is_known(version: str) -> None:
+    sheet = in_image(
+        f"lmsysorg/sglang:v{version}", ["sglang", "serve", "m", "--disaggregation-mode", "prefill"]
+    )
+    assert said(sheet) == {"engine": "sglang", "version": version, "model": "m", "role": "prefill"}
+
+
+@pytest.mark.parametrize(
+    ("options", "restores"),
+    [
+        ([], False),
+        (["--enable-hierarchical-cache"], False),
+        (["--disaggregation-decode-enable-radix-cache"], False),
+        (["--disaggregation-decode-enable-radix-cache", "--enable-hierarchical-cache"], True),
+        (["--disaggregation-decode-enable-radix-cache", "--enable-hicache"], True),
+        (["--enable-hierarchical-cache", "\0"], None),
+    ],
+)
+def test_decode_restores_from_the_host_only_with_both_options(
+    options: list[str], restores: bool | None
+) -> None:
+    command = ["sglang", "serve", "m", "--disaggregation-mode", "decode", *options]
+    sheet = in_image("lmsysorg/sglang:v0.5.21", command)
+    assert sheet.values(facts.RESTORES) == ([] if restores is None else [restores])
+
+
+def test_mooncake_over_tcp_is_mooncake_as_the_node_itself_says() -> None:
+    command = "sglang serve m --disaggregation-mode decode --disaggregation-transfer-backend mooncake_tcp"
+    assert one(command)[facts.TRANSPORT] == "mooncake"
 
 
 def test_a_default_is_not_taken_where_something_else_may_be_said() -> None:
@@ -360,13 +399,14 @@ def test_a_default_is_not_taken_where_something_else_may_be_said() -> None:
     assert shortened[facts.CANARY] == "none"
 
 
-def test_a_prefill_node_of_0_5_23_moves_kv_by_mooncake_and_its_bootstrap_server_listens_where_the_api_does() -> (
-    None
-):
+@pytest.mark.parametrize("version", ["0.5.19", "0.5.23"])
+def test_a_prefill_node_moves_kv_by_mooncake_and_its_bootstrap_server_listens_where_the_api_does(
+    version: str,
+) -> None:
     command = ["sglang", "serve", "m", "--host", "0.0.0.0", "--disaggregation-mode", "prefill"]
-    sheet = in_image("lmsysorg/sglang:v0.5.23", command)
+    sheet = in_image(f"lmsysorg/sglang:v{version}", command)
     assert (sheet[facts.TRANSPORT], sheet[facts.INNER_HOST]) == ("mooncake", "0.0.0.0")
-    assert facts.INNER_HOST not in in_image("lmsysorg/sglang:v0.5.22", command)
+    assert facts.INNER_HOST not in in_image("lmsysorg/sglang:v0.5.18", command)
 
 
 def test_vllm_0_32_0_by_default() -> None:

@@ -50,13 +50,13 @@ OPTIONS = dict(
         ("sglang-0.5.23-pd/prefill.server_info.json", 31100,
          dict(version="0.5.23", role="prefill", pool=2048, longest=2042, memory_fraction=0.719, transport="mooncake")),
         ("sglang-0.5.23-pd/decode.server_info.json", 31200,
-         dict(version="0.5.23", role="decode", pool=8192, longest=8186, memory_fraction=0.846, transport="mooncake")),
+         dict(version="0.5.23", role="decode", pool=8192, longest=8186, memory_fraction=0.846, transport="mooncake", restores=False)),
         ("sglang-0.5.23-pd/decode.get_server_info.json", 31200,
-         dict(version="0.5.23", role="decode", pool=8192, longest=8186, memory_fraction=0.846, transport="mooncake")),
+         dict(version="0.5.23", role="decode", pool=8192, longest=8186, memory_fraction=0.846, transport="mooncake", restores=False)),
         ("sglang-0.5.20-pd/prefill.server_info.json", 31100,
          dict(version="0.5.20", role="prefill", pool=2048, longest=2042, memory_fraction=0.811, transport="mooncake")),
         ("sglang-0.5.20-pd/decode.server_info.json", 31200,
-         dict(version="0.5.20", role="decode", pool=8192, longest=8186, memory_fraction=0.811, transport="mooncake")),
+         dict(version="0.5.20", role="decode", pool=8192, longest=8186, memory_fraction=0.811, transport="mooncake", restores=False)),
         ("sglang-0.5.23-single/server_info.json", 31000,
          dict(version="0.5.23", role="alone", pool=2048, longest=2042, memory_fraction=0.719)),
     ],
@@ -77,6 +77,28 @@ def test_a_checksum_that_0_5_20_does_not_have_is_said_to_be_off_for_that_reason(
     assert facts.CHECKSUM not in one(read("older.json", other))
     patched = other.replace(b'"0.5.2"', b'"0.5.20","disaggregation_enable_kv_checksum":true')
     assert one(read("patched.json", patched))[facts.CHECKSUM] is True
+
+
+@pytest.mark.parametrize(
+    ("radix", "host", "restores"),
+    [(b"true", b"true", [True]), (b"true", b"false", [False]), (b"false", b"null", [False]), (b"true", b"null", [])],
+)  # fmt: skip
+def test_whether_decode_restores_from_the_host_takes_both_of_its_options(
+    radix: bytes, host: bytes, restores: list[bool]
+) -> None:
+    body = (CAPTURES / "sglang-0.5.23-pd/decode.server_info.json").read_bytes()
+    radix_was = b'"disaggregation_decode_enable_radix_cache":false'
+    assert radix_was in body
+    both = b'"disaggregation_decode_enable_radix_cache":%s,"enable_hierarchical_cache":%s' % (radix, host)
+    body = body.replace(radix_was, both)
+    assert one(read("info.json", body)).values(facts.RESTORES) == restores
+
+
+def test_mooncake_over_tcp_is_told_as_mooncake() -> None:
+    body = (CAPTURES / "sglang-0.5.23-pd/decode.server_info.json").read_bytes()
+    changed = body.replace(b'"mooncake"', b'"mooncake_tcp"')
+    assert changed != body
+    assert one(read("info.json", changed))[facts.TRANSPORT] == "mooncake"
 
 
 def test_the_smallest_pool_of_several_ranks_counts() -> None:

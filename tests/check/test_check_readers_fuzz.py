@@ -47,7 +47,8 @@ KINDS = {
                      "checksum_wrong", "canary_checked", "canary_wrong", "canary_warm_up", "expired", "read_late", "failed_transfers", "verified",
                      "integrity_failures", "quarantined", "served_requests"), int),
     **dict.fromkeys(("memory_fraction", "kv_bytes", "transfer_speed", "prefill_speed", "lease", "waited"), float),
-    **dict.fromkeys(("truncates", "checksum", "started", "api_key", "admin_key", "remote_code", "developer", "disabled"), bool),
+    **dict.fromkeys(("truncates", "checksum", "started", "api_key", "admin_key", "remote_code", "developer", "disabled", "restores"),
+                    bool),
 }  # fmt: skip
 
 

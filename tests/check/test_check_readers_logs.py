@@ -57,10 +57,10 @@ COMMON = dict(
     ("path", "port", "expected"),
     [
         (PREFILL, 31100, dict(role="prefill", pool=2048, memory_fraction=0.719, transport="mooncake", checksum=False, inner_host="127.0.0.1")),
-        (DECODE, 31200, dict(role="decode", pool=8192, memory_fraction=0.846, transport="mooncake", checksum=False)),
+        (DECODE, 31200, dict(role="decode", pool=8192, memory_fraction=0.846, transport="mooncake", checksum=False, restores=False)),
         ("sglang-0.5.20-pd/prefill.log", 31100,
          dict(role="prefill", pool=2048, memory_fraction=0.811, transport="mooncake", inner_host="127.0.0.1")),
-        ("sglang-0.5.20-pd/decode.log", 31200, dict(role="decode", pool=8192, memory_fraction=0.811, transport="mooncake")),
+        ("sglang-0.5.20-pd/decode.log", 31200, dict(role="decode", pool=8192, memory_fraction=0.811, transport="mooncake", restores=False)),
         ("sglang-0.5.23-single/log", 31000, dict(role="alone", pool=2048, memory_fraction=0.719, checksum=False)),
     ],
 )  # fmt: skip
@@ -201,6 +201,16 @@ def test_lines_of_the_checksum_are_counted() -> None:
         BEGIN + READY + SKIPPED + MISMATCH + ELSEWHERE + b"[http_server] Error: KV checksum mismatch\n"
     )
     assert (sheet[facts.CHECKSUM_SKIPPED], sheet[facts.CHECKSUM_WRONG]) == (1, 2)
+
+
+RELEASED = b"[2026-11-29 21:03:18] Deferred KV release for room %d timed out after 30.0s without a full drain ack from prefill; releasing anyway.\n"
+
+
+def test_releases_that_ended_by_time_out_are_counted_once_for_all_ranks() -> None:
+    sheet = one(BEGIN + READY + RELEASED % 7 + RELEASED % 7 + RELEASED % 8)
+    assert sheet[facts.RELEASED_BY_TIMEOUT] == 2
+    assert sheet.where(facts.RELEASED_BY_TIMEOUT) == "log, line 3"
+    assert facts.RELEASED_BY_TIMEOUT not in one(BEGIN + READY)  # the log may begin later
 
 
 def test_the_canarys_work_is_read() -> None:

@@ -131,6 +131,15 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "VER003", "passed", decode(version="0.5.21"), ""
     yield "VER003", "passed", decode(version="0.5.20", deferred=True), ""
     yield "VER003", "unknown", decode(version="main"), "'main' is no version"
+    # 0.5.18 does not know the variable, so it does not help
+    yield (
+        "VER003",
+        "finding",
+        decode(version="0.5.18", deferred=True),
+        "SGLang 0.5.18 has no deferred release",
+    )
+    yield "VER003", "finding", decode(version="0.5.20", deferred=False), "unless it is told to"
+    yield "VER003", "unknown", decode(version="0.5.20", deferred=[True, False]), "the sources disagree"
     yield "VER004", "finding", prefill(version="0.5.21"), "does not tag its answers to aborts"
     yield "VER004", "passed", prefill(version="0.5.22"), ""
     yield "VER004", "unknown", prefill(version="0.0.0.dev0"), "is no version that can be compared"
@@ -146,10 +155,18 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield (
         "VER006",
         "finding",
-        decode(version="0.5.21", tp=8, pp=1),
+        decode(version="0.5.21", tp=8, pp=1, restores=True),
         "with 8 x 1 ranks may take KV for restored",
     )
     yield "VER006", "passed", decode(version="0.5.21", tp=1, pp=1), ""
+    yield "VER006", "passed", decode(version="0.5.21", tp=8, pp=1, restores=False), ""
+    yield "VER006", "passed", decode(version="0.5.22", tp=8, pp=1, restores=True), ""
+    yield (
+        "VER006",
+        "unknown",
+        decode(version="0.5.21", tp=8, pp=1),
+        "whether decode restores KV from host memory",
+    )
     yield "VER006", "unknown", decode(version="0.5.21", tp=1), "the pipeline parallel depth is not known"
     yield "VER007", "finding", decode(version="0.5.21"), "does not count how deferred releases end"
     yield "VER007", "passed", decode(version="0.5.22.post1"), ""
@@ -192,7 +209,14 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "REL001", "passed", prefill(transport="mooncake", deferred=True, version=OLD), ""
     yield "REL001", "passed", decode(transport="mooncake", released=2, version=NEW), ""  # it has waited twice
     yield "REL001", "passed", decode(transport="fake", version=NEW), ""
-    yield "REL001", "unknown", decode(transport="mooncake", deferred=True, version="0.5.9"), "whether SGLang 0.5.9 knows"  # fmt: skip
+    yield "REL001", "finding", decode(transport="mooncake", deferred=True, version="0.5.18"), "SGLang 0.5.18 has no deferred release"  # fmt: skip
+    yield (
+        "REL001",
+        "finding",
+        decode(transport="mooncake", version="0.5.9"),
+        "SGLang 0.5.9 has no deferred release",
+    )
+    yield "REL001", "unknown", decode(transport="mooncake", deferred=True), "the version is not known"
     yield (
         "REL001",
         "unknown",
@@ -238,7 +262,13 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         pair({**slow, "batch_pages": 1_024}, {"release_timeout": 30.0}),
         "a batch of 1,024 pages (6,554 MB) takes 33 s at the measured 200 MB/s, and decode releases after 30 s",
     )
-    # 0.5.19 knows no bound
+    # 0.5.19 knows no bound, whether one is set or not
+    yield (
+        "REL003",
+        "finding",
+        pair({**fast, "version": OLD}, {"release_timeout": 30.0}),
+        "a batch of 15,625 pages (100,000 MB) takes 250 s",
+    )
     yield (
         "REL003",
         "finding",
@@ -280,6 +310,7 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         decode(released=9, released_by_timeout=2),
         "2 of 9 deferred releases ended by time-out",
     )
+    yield "REL004", "finding", decode(released=1, released_by_timeout=2), "2 deferred releases ended"
     yield "REL004", "passed", decode(released=9, released_by_timeout=0), ""
     yield "REL004", "unknown", decode(), "how many releases ended by time-out is not known"
 
@@ -545,7 +576,21 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "PRX002", "finding", behind({"retries_post": True}), "it sends a POST again"
     yield "PRX002", "passed", behind({"retries_post": False}), ""
     yield "PRX002", "unknown", behind({}), "whether it sends POST requests again is not known"
-    sure, unsure, at_once = node("prefill", deferred=True), node("prefill"), node("decode", deferred=False)
+    sure, unsure, at_once = (
+        node("prefill", deferred=True, version=NEW), node("prefill"), node("decode", deferred=False),
+    )  # fmt: skip
+    yield (
+        "PRX003",
+        "finding",
+        behind({"closes_upstream": True}, sure, node("decode", deferred=True, version="0.5.18")),
+        "and decode releases pages",
+    )
+    yield (
+        "PRX003",
+        "unknown",
+        behind({"closes_upstream": True}, node("decode", deferred=True)),
+        "the version is not known",
+    )
     yield (
         "PRX003",
         "finding",

@@ -176,6 +176,7 @@ RELEASE_TIMEOUT = Fact[float](
 BATCH_PAGES = Fact[int](
     "batch_pages", "how many pages one transfer batch has at most (0: no bound)", _ENVIRONMENT
 )
+RESTORES = Fact[bool]("restores", "whether decode restores KV from host memory", f"{_INFO} or {_COMMAND}")
 TRANSFER_SPEED = Fact[float](
     "transfer_speed", "the speed of transfers in bytes a second", f"{_METRICS} or /v1/loads, under load", min
 )

@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from packaging.version import InvalidVersion, Version
-
 from hermetic.check import facts
 from hermetic.check.deployment import ALONE, BOTH, DECODE, PREFILL, Proxy
 from hermetic.check.facts import Fact, Sheet
-from hermetic.check.readers import values
+from hermetic.check.readers import defaults, values
 from hermetic.check.readers.beside import Files, beside, nowhere
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import UNKNOWN, commands
@@ -428,9 +426,10 @@ _OPTIONS: dict[str, dict[str, _Option]] = {
         "model-path revision served-model-name context-length max-total-tokens page-size mem-fraction-static num-reserved-decode-tokens "
         "kv-cache-dtype tp-size pp-size disaggregation-mode disaggregation-transfer-backend disaggregation-bootstrap-port kv-canary "
         "api-key admin-api-key host port config",
-        "allow-auto-truncate disaggregation-enable-kv-checksum trust-remote-code enable-metrics",
+        "allow-auto-truncate disaggregation-enable-kv-checksum trust-remote-code enable-metrics "
+        "disaggregation-decode-enable-radix-cache enable-hierarchical-cache",
         {
-            "model": "model-path", "tp": "tp-size", "tensor-parallel-size": "tp-size", "pp": "pp-size",
+            "enable-hicache": "enable-hierarchical-cache", "model": "model-path", "tp": "tp-size", "tensor-parallel-size": "tp-size", "pp": "pp-size",
             "pipeline-parallel-size": "pp-size",
         },
     ),
@@ -697,39 +696,6 @@ _VARIABLES: dict[str, _Values] = {
     },
 }
 
-# What an option that is not given means. Read in the source of that version, and known for no other.
-_DEFAULTS: dict[tuple[str, str], dict[str, tuple[Fact[Any], Any]]] = {
-    (SGLANG, "0.5.23"): {
-        "disaggregation-mode": (facts.ROLE, ALONE),
-        "disaggregation-enable-kv-checksum": (facts.CHECKSUM, False),
-        "num-reserved-decode-tokens": (facts.RESERVE, 512),
-        "allow-auto-truncate": (facts.TRUNCATES, False),
-        "kv-canary": (facts.CANARY, "none"),
-        "tp-size": (facts.TP, 1),
-        "pp-size": (facts.PP, 1),
-        "api-key": (facts.API_KEY, False),
-        "admin-api-key": (facts.ADMIN_KEY, False),
-        "trust-remote-code": (facts.REMOTE_CODE, False),
-        "enable-metrics": (facts.METRICS, False),
-        "host": (facts.HOST, "127.0.0.1"),
-    },
-    (VLLM, "0.32.0"): {
-        "tensor-parallel-size": (facts.TP, 1),
-        "pipeline-parallel-size": (facts.PP, 1),
-        "trust-remote-code": (facts.REMOTE_CODE, False),
-        "host": (facts.HOST, "0.0.0.0"),  # none: every interface
-        "kv-transfer-config": (facts.ROLE, ALONE),
-    },
-}
-_UNSET: dict[tuple[str, str], dict[str, tuple[Fact[Any], Any]]] = {
-    (SGLANG, "0.5.23"): {
-        f"{_RELEASE}_TIMEOUT": (facts.RELEASE_TIMEOUT, 30.0),
-        "SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES": (facts.BATCH_PAGES, 0),
-    },
-    (VLLM, "0.32.0"): {"VLLM_SERVER_DEV_MODE": (facts.DEVELOPER, False)},
-}
-_DEFERS_SINCE = Version("0.5.21")
-
 
 def _options(sheet: Sheet, run: Run, given: _Given, version: str, reading: Reading, place: str) -> None:
     for name, (fact, convert) in _FACTS[run.kind].items():
@@ -743,9 +709,9 @@ def _options(sheet: Sheet, run: Run, given: _Given, version: str, reading: Readi
         sheet.add(facts.MODEL, given.positional, f"{place}, serve {given.positional}")
     if given.open:
         reading.failed(place, "has options that a variable or a file holds, which are not read", part=True)
-    for name, (fact, default) in _DEFAULTS.get((run.kind, version), {}).items():
-        if given.unsaid(name) and not (name in ("kv-transfer-config",) and given.nested):
-            sheet.add(fact, default, f"{place}, default of {version}")
+    for one in defaults.options(run.kind, version):
+        if given.unsaid(one.name) and not (one.name == "kv-transfer-config" and given.nested):
+            sheet.add(one.fact, one.value, f"{place}, {one.says(version)}")
 
 
 def _note(
@@ -774,16 +740,9 @@ def _environment(
 
 def _unset(sheet: Sheet, run: Run, version: str) -> None:
     """What variables mean that are not set, where all that are set are known."""
-    for name, (fact, default) in _UNSET.get((run.kind, version), {}).items():
-        if name not in run.environment:
-            sheet.add(fact, default, f"{sheet.sources[0]}, default of {version}")
-    if run.kind == SGLANG and version and _RELEASE not in run.environment:
-        try:
-            on = Version(version) >= _DEFERS_SINCE
-        except InvalidVersion:
-            return
-        since = f"of {_DEFERS_SINCE} and later" if on else f"before {_DEFERS_SINCE}"
-        sheet.add(facts.DEFERRED, on, f"{sheet.sources[0]}, default {since}")
+    for one in defaults.variables(run.kind, version):
+        if one.name not in run.environment:
+            sheet.add(one.fact, one.value, f"{sheet.sources[0]}, {one.says(version)}")
 
 
 def _address(sheet: Sheet, given: _Given) -> None:
@@ -799,17 +758,29 @@ def _address(sheet: Sheet, given: _Given) -> None:
 
 
 def _halves(sheet: Sheet, given: _Given, version: str, place: str) -> None:
-    """What only halves of a pair have. The bootstrap server listens where the API does (read in 0.5.23)."""
+    """What only halves of a pair have. The bootstrap server listens where the API does (managers/disagg_service.py)."""
     if not set(sheet.values(facts.ROLE)) & {PREFILL, DECODE}:
         return
+    known = defaults.was_read(SGLANG, version)
     backend = given.values.get("disaggregation-transfer-backend")
     if isinstance(backend, str):
-        sheet.add(facts.TRANSPORT, backend or None, f"{place}, --disaggregation-transfer-backend")
-    elif given.unsaid("disaggregation-transfer-backend") and version == "0.5.23":
+        sheet.add(facts.TRANSPORT, values.backend(backend), f"{place}, --disaggregation-transfer-backend")
+    elif given.unsaid("disaggregation-transfer-backend") and known:
         sheet.add(facts.TRANSPORT, "mooncake", f"{place}, default of {version}")
-    if PREFILL in sheet.values(facts.ROLE) and version == "0.5.23":
+    if PREFILL in sheet.values(facts.ROLE) and known:
         for seen in sheet.seen(facts.HOST):
             sheet.add(facts.INNER_HOST, seen.value, seen.where)
+    if DECODE in sheet.values(facts.ROLE):
+        _restores(sheet, given, place, version if known else "")
+
+
+def _restores(sheet: Sheet, given: _Given, place: str, known: str) -> None:
+    """Decode restores KV from the host only where both options are on (enable_decode_hicache in managers/scheduler.py). `known`: a release that was read."""
+    needed = ("disaggregation-decode-enable-radix-cache", "enable-hierarchical-cache")
+    if all(given.values.get(name) is True for name in needed):
+        sheet.add(facts.RESTORES, True, f"{place}, --{needed[1]}")
+    elif known and any(given.unsaid(name) for name in needed):
+        sheet.add(facts.RESTORES, False, f"{place}, default of {known}")
 
 
 # ------------------------------------------------------------------------------------ vLLM
@@ -830,10 +801,15 @@ def _vllm(sheet: Sheet, run: Run, given: _Given, version: str, reading: Reading,
         key = run.environment.get("VLLM_API_KEY")
         if key is not None and UNKNOWN not in key:
             sheet.add(facts.API_KEY, bool(key), f"{place}, VLLM_API_KEY")
-        elif key is None and run.complete and version == "0.32.0":
+        elif key is None and run.complete and defaults.was_read(VLLM, version):
             sheet.add(facts.API_KEY, False, f"{place}, default of {version}")
     nixl = any(values.transport(one.get("kv_connector")) == "nixl" for one in _connectors(config))
-    if nixl and run.complete and version == "0.32.0" and "VLLM_NIXL_SIDE_CHANNEL_HOST" not in run.environment:
+    if (
+        nixl
+        and run.complete
+        and defaults.was_read(VLLM, version)
+        and "VLLM_NIXL_SIDE_CHANNEL_HOST" not in run.environment
+    ):
         sheet.add(facts.INNER_HOST, "localhost", f"{place}, default of {version}")
 
 
@@ -856,12 +832,16 @@ def _transfer(sheet: Sheet, config: Mapping[str, Any], where: str, version: str)
         settings = one.get("kv_connector_extra_config")
         lease = settings.get("kv_lease_duration") if isinstance(settings, dict) else None
         sheet.add(facts.LEASE, values.number(lease), where)
-        if lease is None and values.transport(one.get("kv_connector")) == "nixl" and version == "0.32.0":
+        if (
+            lease is None
+            and values.transport(one.get("kv_connector")) == "nixl"
+            and defaults.was_read(VLLM, version)
+        ):
             sheet.add(facts.LEASE, 30.0, f"{where}, default of {version}")
     policy = config.get("kv_load_failure_policy")
     if policy in ("fail", "recompute"):
         sheet.add(facts.LOAD_FAILURE, policy, where)
-    elif policy is None and version == "0.32.0":
+    elif policy is None and defaults.was_read(VLLM, version):
         sheet.add(facts.LOAD_FAILURE, "fail", f"{where}, default of {version}")
 
 

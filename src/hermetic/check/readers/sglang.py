@@ -13,7 +13,7 @@ from typing import Any
 from hermetic.check import facts
 from hermetic.check.deployment import DECODE, PREFILL
 from hermetic.check.facts import Fact, Seen, Sheet
-from hermetic.check.readers import prometheus, values
+from hermetic.check.readers import defaults, prometheus, values
 from hermetic.check.readers.logs import Line
 from hermetic.check.readers.prometheus import Samples
 from hermetic.check.readers.reading import Reading
@@ -22,6 +22,7 @@ NAME = "sglang"
 ENOUGH_TOKENS = 1_000  # a speed over fewer is that of a warm-up
 GIB = 1024**3
 MOST_RANKS = 4096
+MOST_ROOMS = 100_000  # of which a log says that they were released by time-out
 
 _OPTIONS: tuple[tuple[Fact[Any], str, Any], ...] = (
     (facts.MODEL, "model_path", values.text),
@@ -41,6 +42,7 @@ _OPTIONS: tuple[tuple[Fact[Any], str, Any], ...] = (
     (facts.HOST, "host", values.text),
     (facts.REMOTE_CODE, "trust_remote_code", values.flag),
 )
+_RESTORES = ("disaggregation_decode_enable_radix_cache", "enable_hierarchical_cache")  # needs both
 
 
 def _options(sheet: Sheet, told: Mapping[str, object], where: str) -> None:
@@ -52,7 +54,11 @@ def _options(sheet: Sheet, told: Mapping[str, object], where: str) -> None:
             sheet.add(key, values.key_is_set(told[name]), f"{where}, {name}")
     if sheet.values(facts.ROLE) in ([PREFILL], [DECODE]):  # else it is a default that moves nothing
         name = "disaggregation_transfer_backend"
-        sheet.add(facts.TRANSPORT, values.text(told.get(name)), f"{where}, {name}")
+        sheet.add(facts.TRANSPORT, values.backend(told.get(name)), f"{where}, {name}")
+    if sheet.values(facts.ROLE) == [DECODE]:
+        on = [values.flag(told.get(name)) for name in _RESTORES]
+        restores = False if False in on else None if None in on else True
+        sheet.add(facts.RESTORES, restores, f"{where}, {_RESTORES[0]} and {_RESTORES[1]}")
     sheet.address = sheet.address or values.host_port(told.get("host"), told.get("port"))
 
 
@@ -72,8 +78,10 @@ def server_info(name: str, told: Mapping[str, Any]) -> Reading:
     pools = [values.positive(options.get("max_total_num_tokens"))]
     pools += [values.positive(one.get("token_capacity")) for one in memory if isinstance(one, dict)]
     sheet.add(facts.POOL, min(filter(None, pools), default=None), f"{name}, max_total_num_tokens")
-    if facts.CHECKSUM not in sheet and "kv_canary" in told and re.match(r"v?0\.5\.20(?!\d)", version or ""):
-        sheet.add(facts.CHECKSUM, False, f"{name}: 0.5.20 has no such option")
+    if "kv_canary" in told:  # all options are there
+        for one in defaults.options(NAME, (version or "").removeprefix("v")):
+            if not one.exists and one.fact not in sheet:
+                sheet.add(one.fact, one.value, f"{name}: {one.says(version or '')}")
     return Reading([sheet])
 
 
@@ -208,6 +216,7 @@ _RANK = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([^\]]{0,40})\]")
 _CHECKED = re.compile(rb"\[canary\] step=\d+ protected_tokens=(\d+)")
 _WRONG = re.compile(rb"KV checksum mismatch (?:on a peer rank )?req=")
 _INSTALLED = re.compile(rb"\b(mooncake-transfer-engine|nixl)((?:-[a-z]+\d*)*)-(\d+(?:\.\d+)+\S*)")
+_RELEASED = re.compile(rb"Deferred KV release for room (\S{1,40}) timed out after ")
 _COUNTED = (facts.CHECKSUM_SKIPPED, facts.CHECKSUM_WRONG, facts.CANARY_WARM_UP, facts.CANARY_WRONG)
 
 
@@ -217,6 +226,7 @@ class Log:
     words: frozenset[bytes] = frozenset({
         b"server_args=", b"max_total_num_tokens=", b"allocated. dtype", b"KV checksum", b"canary", b"ready to roll",
         b"Uvicorn running on", b"BootstrapServer started", b"Prefill batch, ", b"Decode batch, ", b"Successfully installed",
+        b"Deferred KV release",
     })  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -228,6 +238,7 @@ class Log:
         self._mixed = False
         self._begun = self._ready = False
         self._wrong = Sheet()  # what the detectors said, over all starts
+        self._rooms: set[bytes] = set()
         self._pending: dict[bytes, int] = {}
         self._tokens, self._seconds = 0, 0.0
 
@@ -278,6 +289,10 @@ class Log:
             self._count(facts.CHECKSUM_SKIPPED, where)
         elif _WRONG.search(text):
             self._count(facts.CHECKSUM_WRONG, where)
+        elif match := _RELEASED.search(text):
+            if match[1] not in self._rooms and len(self._rooms) < MOST_ROOMS:  # every rank says it
+                self._rooms.add(match[1])
+                self._count(facts.RELEASED_BY_TIMEOUT, where)
         elif b"kv_canary violation: launch_tag=" in text:
             self._count(
                 facts.CANARY_WARM_UP if self._begun and not self._ready else facts.CANARY_WRONG, where
@@ -369,6 +384,9 @@ class Log:
             for fact in _COUNTED:
                 for seen in self._wrong.seen(fact) or [Seen(0, self.name)]:
                     sheet.add(fact, seen.value, seen.where)
+            # no line is no zero: the log may begin later
+            for seen in self._wrong.seen(facts.RELEASED_BY_TIMEOUT):
+                sheet.add(facts.RELEASED_BY_TIMEOUT, seen.value, seen.where)
         return found
 
     def _measured(self, sheet: Sheet) -> None:

@@ -105,6 +105,12 @@ def transport(connector: object) -> str | None:
     return None if short in _NO_TRANSPORT else short.lower()
 
 
+def backend(name: object) -> str | None:
+    """SGLang's --disaggregation-transfer-backend. It takes mooncake_tcp for mooncake itself (arg_groups/pd_disaggregation_hook.py), and says so."""
+    given = text(name)
+    return "mooncake" if given == "mooncake_tcp" else given
+
+
 def address(url: object) -> tuple[str, int] | None:
     """(host, port) of http://127.0.0.1:31100, or of 127.0.0.1:8998 as logs have it."""
     given = text(url)
@@ -189,6 +195,6 @@ def literals(written: dict[str, str]) -> dict[str, object]:
 
 
 __all__ = [
-    "address", "bound", "fields", "flag", "host_port", "key_is_set", "kv_dtype", "literal", "literals", "nested", "number", "positive", "role", "text",
+    "address", "backend", "bound", "fields", "flag", "host_port", "key_is_set", "kv_dtype", "literal", "literals", "nested", "number", "positive", "role", "text",
     "transport", "whole",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from hermetic.check.deployment import DECODE, PREFILL, Deployment, Proxy
 from hermetic.check.facts import NotKnown, Sheet, T
 from hermetic.check.rules.capacity import longest
 from hermetic.check.rules.registry import Answer, rule
-from hermetic.check.rules.release import in_seconds
+from hermetic.check.rules.release import defers, in_seconds
 
 ROUTERS = ("sglang-router", "vllm-router")
 
@@ -74,7 +74,8 @@ def retries(proxy: Proxy, deployment: Deployment) -> Answer:
     per="proxy",
     why="When a client leaves before the first token, this proxy closes its connection to the server, and the server aborts the request. On nodes "
     "whose release is not deferred the pages go to the next request while prefill still writes into them.",
-    fix="Turn on deferred release on every node (SGLang 0.5.21 or later). Until then let the proxy finish such requests (nginx proxy_ignore_client_abort on).",
+    fix="Turn on deferred release on every node (the default from SGLang 0.5.21 on; 0.5.19 and 0.5.20 have to be told, and before there is none). Until then "
+    "let the proxy finish such requests (nginx proxy_ignore_client_abort on).",
     source="https://github.com/sgl-project/sglang/pull/24578; a cancel is the trigger in one of five of the field's fault reports.",
 )
 def aborts(proxy: Proxy, deployment: Deployment) -> Answer:
@@ -90,7 +91,7 @@ def aborts(proxy: Proxy, deployment: Deployment) -> Answer:
     missing: list[str] = []
     for node in halves:
         try:
-            if not _defers(node):
+            if not defers(node):
                 at_once.append(node.name)
         except NotKnown as unknown:
             missing.append(str(unknown))
@@ -122,14 +123,6 @@ def _longest(node: Sheet) -> int:
     if facts.LONGEST in node or node.values(facts.ENGINE) == ["sglang"]:
         return longest(node)
     return min(node[facts.POOL], node[facts.CONTEXT])
-
-
-def _defers(node: Sheet) -> bool:
-    if facts.DEFERRED in node:
-        return node[facts.DEFERRED]
-    if node.get(facts.RELEASED, 0) > 0:
-        return True
-    return node[facts.DEFERRED]  # says what is missing
 
 
 def _said(proxy: Proxy, value: T | None, what: str) -> T:

@@ -1,11 +1,11 @@
 """Release: when decode gives pages on after an abort, and whether the transfer into them is over by then.
 
 The one thing to know: with deferred release decode waits for prefill's word that nothing is written any more, but not for ever: after
-SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT (30 s by default in 0.5.23) it releases anyway. Prefill can only stop between two
+SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT (30 s by default in 0.5.19 to 0.5.23) it releases anyway. Prefill can only stop between two
 batches, so one batch must take less time than that.
 
-Read in the source of 0.5.23: environ.py (the variables and their defaults), disaggregation/decode.py (resolve_deferred_releases: outcome
-"timeout"), disaggregation/mooncake/conn.py (one batch_transfer_sync for each SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES pages of all layers; 0, the
+Read in the source of 0.5.19 to 0.5.23: environ.py (the variables and their defaults; 0.5.18 has none of them), disaggregation/decode.py
+(resolve_deferred_releases: outcome "timeout" from 0.5.22 on, a line in the log in all), disaggregation/mooncake/conn.py (one batch_transfer_sync for each SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES pages of all layers; 0, the
 default, sends everything that is to be sent at once; 0.5.19 does not know it), and which backends answer aborts
 (supports_deferred_decode_kv_release): Mooncake, Ascend (built on it) and NIXL in 0.5.19 to 0.5.23, Mori from 0.5.22 on, fake never.
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 from hermetic.check import facts, versions
 from hermetic.check.deployment import DECODE, PREFILL, Pair
 from hermetic.check.facts import NotKnown, Sheet
-from hermetic.check.rules.capacity import READ, longest
+from hermetic.check.rules.capacity import longest
 from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.version import DEFERRED_SINCE
 
 _SGLANG = ("sglang",)
 ANSWER, MORI_SINCE, BATCHES_SINCE = ("mooncake", "ascend", "nixl", "mori"), "0.5.22", "0.5.20"
@@ -34,7 +35,8 @@ OFF = "deferred release is off (SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE
     "prefill has stopped writing, and the next request reads what was meant for the aborted one. Both halves must take part: decode waits, "
     "prefill answers.",
     fix="Set SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=1 on both halves (the default since 0.5.21), with a backend that answers aborts.",
-    source="https://github.com/sgl-project/sglang/pull/35049, https://github.com/sgl-project/sglang/pull/37454.",
+    source="https://github.com/sgl-project/sglang/pull/35049, https://github.com/sgl-project/sglang/pull/37454; disaggregation/common/conn.py of 0.5.19 to "
+    "0.5.23. 0.5.18 has nothing of it.",
 )
 def not_deferred(node: Sheet) -> Answer:
     if node.values(facts.DEFERRED) == [False]:
@@ -44,16 +46,23 @@ def not_deferred(node: Sheet) -> Answer:
         return None  # nothing is transferred: DET009
     if transport == "mori" and versions.older(node, MORI_SINCE):
         return f"SGLang {node[facts.VERSION]} does not wait for transfers of mori before it releases pages: mori answers aborts since {MORI_SINCE}"
-    if facts.DEFERRED not in node and node.get(facts.RELEASED, 0) > 0:
-        return None  # it has waited, so it is on
-    _ = node[facts.DEFERRED]
-    if facts.VERSION in node and versions.older(node, READ[0]):
-        raise NotKnown(
-            f"{node.name}: whether SGLang {node[facts.VERSION]} knows deferred release is not known"
-        )
-    if transport not in ANSWER:
+    if not defers(node):
+        return f"SGLang {node[facts.VERSION]} has no deferred release, whatever it is told: pages are given on while a transfer may still write into them"
+    if facts.DEFERRED in node and transport not in ANSWER:
         raise NotKnown(f"{node.name}: whether {transport} answers aborts is not known")
     return None
+
+
+def defers(node: Sheet) -> bool:
+    """Whether a node waits for transfers before it gives pages on: told to, and of a version that knows what it is told. Raises NotKnown."""
+    if node.values(facts.DEFERRED) == [False]:
+        return False
+    if facts.DEFERRED not in node and node.get(facts.RELEASED, 0) > 0:
+        return True  # it has waited, so it is on
+    if facts.VERSION in node and versions.older(node, DEFERRED_SINCE):
+        return False
+    _ = node[facts.DEFERRED], node[facts.VERSION]
+    return True
 
 
 @rule(
@@ -93,9 +102,10 @@ def batch_too_long(pair: Pair) -> Answer:
     prefill = pair.prefill
     if prefill[facts.TRANSPORT] != "mooncake":
         return None
-    page, pages, timeout = prefill[facts.PAGE], prefill[facts.BATCH_PAGES], pair.decode[facts.RELEASE_TIMEOUT]
+    page, timeout = prefill[facts.PAGE], pair.decode[facts.RELEASE_TIMEOUT]
     whole = -(-min(longest(prefill), prefill[facts.POOL]) // page)
-    pages = whole if pages <= 0 or versions.older(prefill, BATCHES_SINCE) else min(pages, whole)
+    bound = 0 if versions.older(prefill, BATCHES_SINCE) else prefill[facts.BATCH_PAGES]
+    pages = whole if bound <= 0 else min(bound, whole)
     bytes_of_page = prefill[facts.KV_BYTES] / prefill[facts.POOL] * page
     speed = prefill[facts.TRANSFER_SPEED]
     if speed <= 0:
@@ -118,12 +128,13 @@ def batch_too_long(pair: Pair) -> Answer:
     "another request's KV.",
     fix="Find out why prefill did not answer (its log at that time, lost connections, batches that take too long), and take the answers given since for "
     "doubtful. Raise SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT.",
-    source="sglang:decode_deferred_kv_release_total, outcome timeout; disaggregation/decode.py of SGLang 0.5.23.",
+    source="sglang:decode_deferred_kv_release_total, outcome timeout, from 0.5.22 on; the log line 'Deferred KV release for room ... timed out after' of 0.5.19 to "
+    "0.5.23 (disaggregation/decode.py).",
 )
 def released_by_timeout(node: Sheet) -> Answer:
     ended = node[facts.RELEASED_BY_TIMEOUT]
     if ended > 0:
-        total = f" of {node[facts.RELEASED]:,}" if facts.RELEASED in node else ""
+        total = f" of {all_ended:,}" if (all_ended := node.get(facts.RELEASED, 0)) >= ended else ""
         return f"{ended:,}{total} deferred releases ended by time-out: their pages were given on without prefill's word that nothing is written any more"
     return None
 
@@ -133,4 +144,4 @@ def in_seconds(value: float) -> str:
     return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
-__all__ = ["in_seconds"]
+__all__ = ["defers", "in_seconds"]
