@@ -229,6 +229,21 @@ def test_the_numbers_of_the_captures_stand_in_the_findings(read_captures: dict[s
     assert messages("VER002", old)[0].startswith("SGLang 0.5.20 takes requests")
 
 
+def test_a_capture_that_was_read_is_not_asked_for_again(read_captures: dict[str, Deployment]) -> None:
+    """The answers, metrics and logs of both halves are there, and no manifest."""
+    new = read_captures["sglang 0.5.23 pair"]
+    assert messages("REL002", new) == [
+        "prefill: how many pages one transfer batch has at most (0: no bound) is not known; its manifest (environment) would say it"
+    ]
+    old = read_captures["sglang 0.5.20 pair"]
+    assert messages("REL004", old) == [
+        "decode: how many releases ended by time-out is not known; its /metrics and its log were read and do not say it"
+    ]
+    assert messages("PAIR001", read_captures["vllm 0.32.0 nixl pair"])[0] == (
+        "p: the page size in tokens is not known; its /metrics or its command line or manifest would say it"
+    )
+
+
 def test_with_its_environment_the_023_pair_is_judged_by_what_was_measured(
     read_captures: dict[str, Deployment],
 ) -> None:

@@ -152,6 +152,41 @@ def test_what_nobody_says_is_not_known_and_says_who_would() -> None:
     assert sheet("a").get(facts.POOL, 7) == 7
 
 
+@pytest.mark.parametrize(
+    ("read", "fact", "hint"),
+    [
+        (set(), facts.POOL, "its /server_info, its /metrics or its start-up log would say it"),
+        ({facts.START}, facts.POOL, "its start-up log was read and does not say it; its /server_info or its /metrics would"),
+        ({facts.SERVER_INFO, facts.COMMAND}, facts.TP, "its /server_info and its command line or manifest were read and do not say it"),
+        (set(), facts.WAITED, "its /metrics would say it under load"),
+        ({facts.METRICS_PAGE}, facts.WAITED, "its /metrics was read and does not say it (it would under load)"),
+        ({facts.METRICS_PAGE}, facts.TRANSFER_SPEED, "its /metrics was read and does not say it; its /v1/loads would under load"),
+    ],
+)  # fmt: skip
+def test_a_source_that_was_read_and_does_not_say_it_is_not_asked_for_again(
+    read: set[str], fact: facts.Fact[object], hint: str
+) -> None:
+    one, other = sheet("a"), sheet("b")
+    other.read = read
+    one.take(other)
+    with pytest.raises(facts.NotKnown) as told:
+        _ = one[fact]
+    assert str(told.value).endswith(f"{fact.says} is not known; {hint}")
+
+
+def test_an_engine_is_not_asked_for_a_page_that_it_does_not_have() -> None:
+    """vLLM answers /server_info in developer mode only."""
+    one = sheet("a", engine="vllm")
+    with pytest.raises(facts.NotKnown, match="is not known; its /metrics or its start-up log would say it"):
+        _ = one[facts.POOL]
+
+
+def test_what_was_read_of_a_url_is_known_by_its_address() -> None:
+    one = sheet("http://127.0.0.1:30000")
+    with pytest.raises(facts.NotKnown, match="its URL was read and does not say it"):
+        _ = one[facts.METRICS_OPEN]
+
+
 def test_taking_a_sheet_twice_changes_nothing() -> None:
     one, other = sheet("a", pool=5), sheet("b", pool=5)
     for _ in range(2):

@@ -13,17 +13,28 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+# Kinds of sources, as hints name them.
+SERVER_INFO, MODEL_INFO, LOADS = "its /server_info", "its /model_info", "its /v1/loads"
+MODELS, METRICS_PAGE, URL = "its /v1/models", "its /metrics", "its URL"
+START, LOG = "its start-up log", "its log"
+COMMAND, ENVIRONMENT = "its command line or manifest", "its manifest (environment)"
+_NOT_OF = {
+    "vllm": (SERVER_INFO, LOADS),
+    "hermetic": (SERVER_INFO, LOADS),
+}  # vLLM has the first in developer mode only
+
 
 @dataclass(frozen=True)
 class Fact(Generic[T]):
-    """A kind of fact. `says`: what it is, to go on after "is not known: "; `asked`: which source would say it.
+    """A kind of fact. `says`: what it is, to go on after "is not known: "; `asked`: the kinds of sources that can say it; `when`: when they do.
 
     `several`: of what is counted or measured, what several sources say together (counts of two logs add up); None: they have to agree."""
 
     name: str
     says: str
-    asked: str
+    asked: tuple[str, ...]
     several: Callable[[Sequence[T]], T] | None = field(default=None, compare=False)
+    when: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,12 +53,13 @@ class NotKnown(Exception):
 class Sheet:
     """Facts of one node. `name`: for people; `sources`: everything that said something of it, in the order of reading.
 
-    `address`: (host, port) that it serves on, where it is known. `asked`: names of the facts that were taken out since it was cleared, so that a
+    `read`: the kinds of sources among them. `address`: (host, port) that it serves on, where it is known. `asked`: names of the facts that were taken out since it was cleared, so that a
     verdict can say what it rests on."""
 
     name: str = ""
     sources: list[str] = field(default_factory=list)
     address: tuple[str, int] | None = None
+    read: set[str] = field(default_factory=set)
     asked: dict[str, None] = field(default_factory=dict)
     _facts: dict[str, list[Seen[object]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -83,13 +95,34 @@ class Sheet:
         """The value that all sources agree on. Raises NotKnown."""
         values = self.values(fact)
         if not values:
-            raise NotKnown(f"{self.name}: {fact.says} is not known; {fact.asked} would say it")
+            raise NotKnown(f"{self.name}: {fact.says} is not known; {self._hint(fact)}")
         if fact.several is not None:
             return fact.several([seen.value for seen in self.seen(fact)])
         if len(values) > 1:
             told = "; ".join(f"{seen.value} ({seen.where})" for seen in self.seen(fact))
             raise NotKnown(f"{self.name}: the sources disagree on {fact.says}: {told}")
         return values[0]
+
+    def _hint(self, fact: Fact[T]) -> str:
+        """Which sources would say it, and which were read and do not."""
+        not_its = {
+            place for seen in self._facts.get("engine", ()) for place in _NOT_OF.get(str(seen.value), ())
+        }
+        places = [place for place in fact.asked if place not in not_its or place in self.read] or fact.asked
+        silent = [place for place in places if self._was_read(place)]
+        left = [place for place in places if place not in silent]
+        when = f" {fact.when}" if fact.when else ""
+        if not silent:
+            return f"{_listed(left, 'or')} would say it{when}"
+        told = f"{_listed(silent, 'and')} {'was read and does' if len(silent) == 1 else 'were read and do'} not say it"
+        if left:
+            return f"{told}; {_listed(left, 'or')} would{when}"
+        return f"{told}{f' (it would{when})' if when else ''}"
+
+    def _was_read(self, place: str) -> bool:
+        if place == URL:
+            return any(source.startswith(("http://", "https://")) for source in self.sources)
+        return place in self.read
 
     def get(self, fact: Fact[T], otherwise: T) -> T:
         """The same, or `otherwise` where nobody says. Raises NotKnown where the sources disagree."""
@@ -121,131 +154,138 @@ class Sheet:
         """Everything that another sheet of the same node says."""
         self.sources += [source for source in other.sources if source not in self.sources]
         self.address = self.address or other.address
+        self.read |= other.read
         for name, seen in other.facts():
             kept = self._facts[name]
             kept += [one for one in seen if one not in kept]
 
 
-_INFO = "its /server_info"
-_START = "its start-up log"
-_METRICS = "its /metrics"
-_COMMAND = "its command line or manifest"
-_ENVIRONMENT = "its manifest (environment)"
+def _listed(places: Sequence[str], last: str) -> str:
+    """its /server_info, its /metrics or its start-up log"""
+    return f" {last} ".join([", ".join(places[:-1]), places[-1]] if len(places) > 1 else places)
 
-ENGINE = Fact[str](
-    "engine", "which engine this is", f"{_INFO}, {_METRICS} or {_START}"
-)  # sglang, vllm, hermetic
-VERSION = Fact[str]("version", "the version", f"{_INFO} or {_START}")
-ROLE = Fact[str](
-    "role", "the role in the deployment", f"{_INFO} or {_COMMAND}"
-)  # prefill, decode, both or alone
-MODEL = Fact[str]("model", "the model path", f"{_INFO} or {_START}")
-REVISION = Fact[str]("revision", "the model's revision", f"{_INFO} or {_COMMAND}")
-SERVED = Fact[str]("served", "the name under which the model is served", "its /v1/models")
 
-CONTEXT = Fact[int]("context", "the advertised context in tokens", f"its /v1/models or {_START}")
-POOL = Fact[int]("pool", "how many tokens the KV pool holds", f"{_INFO}, {_METRICS} or {_START}")
+_INFO, _START, _METRICS, _COMMAND, _ENVIRONMENT = SERVER_INFO, START, METRICS_PAGE, COMMAND, ENVIRONMENT
+
+ENGINE = Fact[str]("engine", "which engine this is", (_INFO, _METRICS, _START))  # sglang, vllm, hermetic
+VERSION = Fact[str]("version", "the version", (_INFO, _START, _COMMAND))
+ROLE = Fact[str]("role", "the role in the deployment", (_INFO, _COMMAND))  # prefill, decode, both or alone
+MODEL = Fact[str]("model", "the model path", (_INFO, _START, _COMMAND))
+REVISION = Fact[str]("revision", "the model's revision", (_INFO, _COMMAND))
+SERVED = Fact[str]("served", "the name under which the model is served", (MODELS,))
+
+CONTEXT = Fact[int]("context", "the advertised context in tokens", (MODELS, _START, _COMMAND))
+POOL = Fact[int]("pool", "how many tokens the KV pool holds", (_INFO, _METRICS, _START))
 POOL_LIMIT = Fact[int](
     "pool_limit",
     "the most tokens that the KV pool was allowed (it holds what memory allows, up to that)",
-    _COMMAND,
+    (_COMMAND,),
 )
-PAGE = Fact[int]("page", "the page size in tokens", f"{_INFO} or {_COMMAND}")
+PAGE = Fact[int]("page", "the page size in tokens", (_INFO, _METRICS, _COMMAND))
 LONGEST = Fact[int](
-    "longest", "the length from which on the front check refuses prompts", _INFO
+    "longest", "the length from which on the front check refuses prompts", (_INFO,)
 )  # max_req_input_len
-RESERVE = Fact[int]("reserve", "how many tokens decode reserves for each request", _INFO)
-TRUNCATES = Fact[bool]("truncates", "whether prompts that are too long are cut", f"{_INFO} or {_COMMAND}")
-MEMORY_FRACTION = Fact[float]("memory_fraction", "the share of memory for weights and KV", _INFO)
-KV_BYTES = Fact[float]("kv_bytes", "how many bytes the KV pool has", _METRICS)
+RESERVE = Fact[int]("reserve", "how many tokens decode reserves for each request", (_INFO, _COMMAND))
+TRUNCATES = Fact[bool]("truncates", "whether prompts that are too long are cut", (_INFO, _COMMAND))
+MEMORY_FRACTION = Fact[float]("memory_fraction", "the share of memory for weights and KV", (_INFO, _COMMAND))
+KV_BYTES = Fact[float]("kv_bytes", "how many bytes the KV pool has", (_METRICS,))
 
-KV_DTYPE = Fact[str]("kv_dtype", "the dtype of the KV cache", f"{_START} or {_INFO}")
-TP = Fact[int]("tp", "the tensor parallel width", f"{_INFO} or {_COMMAND}")
-PP = Fact[int]("pp", "the pipeline parallel depth", f"{_INFO} or {_COMMAND}")
+KV_DTYPE = Fact[str]("kv_dtype", "the dtype of the KV cache", (_START, _INFO))
+TP = Fact[int]("tp", "the tensor parallel width", (_INFO, _COMMAND))
+PP = Fact[int]("pp", "the pipeline parallel depth", (_INFO, _COMMAND))
 TRANSPORT = Fact[str](
-    "transport", "what moves KV between the halves", f"{_INFO} or {_COMMAND}"
+    "transport", "what moves KV between the halves", (_INFO, _COMMAND)
 )  # mooncake, nixl, shm, fake, ...
-TRANSPORT_VERSION = Fact[str]("transport_version", "the version of the transfer engine", _START)
+TRANSPORT_VERSION = Fact[str]("transport_version", "the version of the transfer engine", (_START,))
 
 DEFERRED = Fact[bool](
-    "deferred", "whether decode waits for the transfer before it releases pages", _ENVIRONMENT
+    "deferred", "whether decode waits for the transfer before it releases pages", (_ENVIRONMENT,)
 )
 RELEASE_TIMEOUT = Fact[float](
-    "release_timeout", "how long decode waits before it releases anyway, in seconds", _ENVIRONMENT
+    "release_timeout", "how long decode waits before it releases anyway, in seconds", (_ENVIRONMENT,)
 )
 BATCH_PAGES = Fact[int](
-    "batch_pages", "how many pages one transfer batch has at most (0: no bound)", _ENVIRONMENT
+    "batch_pages", "how many pages one transfer batch has at most (0: no bound)", (_ENVIRONMENT,)
 )
-RESTORES = Fact[bool]("restores", "whether decode restores KV from host memory", f"{_INFO} or {_COMMAND}")
+RESTORES = Fact[bool]("restores", "whether decode restores KV from host memory", (_INFO, _COMMAND))
 TRANSFER_SPEED = Fact[float](
-    "transfer_speed", "the speed of transfers in bytes a second", f"{_METRICS} or /v1/loads, under load", min
+    "transfer_speed", "the speed of transfers in bytes a second", (_METRICS, LOADS), min, when="under load"
 )
-RELEASED = Fact[int]("released", "how many releases waited and ended", _METRICS, max)
-RELEASED_BY_TIMEOUT = Fact[int]("released_by_timeout", "how many releases ended by time-out", _METRICS, max)
+RELEASED = Fact[int]("released", "how many releases waited and ended", (_METRICS,), max)
+RELEASED_BY_TIMEOUT = Fact[int](
+    "released_by_timeout", "how many releases ended by time-out", (_METRICS, LOG), max
+)
 
-CHECKSUM = Fact[bool]("checksum", "whether transferred KV is checked", f"{_INFO} or {_COMMAND}")
+CHECKSUM = Fact[bool]("checksum", "whether transferred KV is checked", (_INFO, _COMMAND))
 CHECKSUM_SKIPPED = Fact[int](
-    "checksum_skipped", "log lines that say that a layout is not checked", "its log", sum
+    "checksum_skipped", "log lines that say that a layout is not checked", (LOG,), sum
 )
 CHECKSUM_WRONG = Fact[int](
-    "checksum_wrong", "log lines that say that transferred KV was not what was sent", "its log", sum
+    "checksum_wrong", "log lines that say that transferred KV was not what was sent", (LOG,), sum
 )
-CANARY = Fact[str]("canary", "the mode of the KV canary", f"{_INFO} or {_COMMAND}")  # none, log or raise
-CANARY_CHECKED = Fact[int]("canary_checked", "how many tokens the canary has checked", "its log", max)
-CANARY_WRONG = Fact[int](
-    "canary_wrong", "violations of the canary in the log after the warm-up", "its log", sum
-)
+CANARY = Fact[str]("canary", "the mode of the KV canary", (_INFO, _COMMAND))  # none, log or raise
+CANARY_CHECKED = Fact[int]("canary_checked", "how many tokens the canary has checked", (LOG,), max)
+CANARY_WRONG = Fact[int]("canary_wrong", "violations of the canary in the log after the warm-up", (LOG,), sum)
 CANARY_WARM_UP = Fact[int](
-    "canary_warm_up", "violations of the canary in the log during the warm-up", "its log", sum
+    "canary_warm_up", "violations of the canary in the log during the warm-up", (LOG,), sum
 )
-STARTED = Fact[bool]("started", "whether the log reaches the end of the start", "its log", max)
+STARTED = Fact[bool]("started", "whether the log reaches the end of the start", (LOG,), max)
 
 PREFILL_SPEED = Fact[float](
     "prefill_speed",
     "the measured prefill speed in tokens a second",
-    f"{_METRICS}, /v1/loads or its log, under load",
+    (_METRICS, LOADS, LOG),
     min,
+    when="under load",
 )
 
-HOST = Fact[str]("host", "the address that it listens on", f"{_INFO} or {_COMMAND}")
-INNER_HOST = Fact[str]("inner_host", "the address of its bootstrap or side channel", _ENVIRONMENT)
-INNER_PORT = Fact[int]("inner_port", "the port of its bootstrap or side channel", _COMMAND)
-API_KEY = Fact[bool]("api_key", "whether an API key is asked for", f"{_INFO} or {_COMMAND}")
-ADMIN_KEY = Fact[bool]("admin_key", "whether an admin key is asked for", f"{_INFO} or {_COMMAND}")
-METRICS = Fact[bool]("metrics", "whether it exports metrics", f"{_INFO} or {_COMMAND}")
-METRICS_OPEN = Fact[bool]("metrics_open", "whether /metrics answers without a key", "its URL")
+HOST = Fact[str]("host", "the address that it listens on", (_INFO, _COMMAND))
+INNER_HOST = Fact[str](
+    "inner_host", "the address of its bootstrap or side channel", (_START, _COMMAND, _ENVIRONMENT)
+)
+INNER_PORT = Fact[int]("inner_port", "the port of its bootstrap or side channel", (_COMMAND,))
+API_KEY = Fact[bool]("api_key", "whether an API key is asked for", (_INFO, _COMMAND))
+ADMIN_KEY = Fact[bool]("admin_key", "whether an admin key is asked for", (_INFO, _COMMAND))
+METRICS = Fact[bool]("metrics", "whether it exports metrics", (_INFO, _COMMAND))
+METRICS_OPEN = Fact[bool]("metrics_open", "whether /metrics answers without a key", (URL,))
 REMOTE_CODE = Fact[bool](
-    "remote_code", "whether code from the model's repository runs", f"{_INFO} or {_START}"
+    "remote_code", "whether code from the model's repository runs", (_INFO, _START, _COMMAND)
 )
 
 # vLLM
 LOAD_FAILURE = Fact[str](
-    "load_failure", "what becomes of a request whose KV could not be loaded", _START
+    "load_failure", "what becomes of a request whose KV could not be loaded", (_START, _COMMAND)
 )  # fail or recompute
 LEASE = Fact[float](
-    "lease", "how long prefill keeps pages for decode, in seconds", f"{_COMMAND} (kv_lease_duration)"
+    "lease", "how long prefill keeps pages for decode, in seconds (kv_lease_duration)", (_COMMAND,)
 )
 WAITED = Fact[float](
-    "waited", "the longest time that requests were seen to wait, in seconds", f"{_METRICS}, under load", max
+    "waited",
+    "the longest time that requests were seen to wait, in seconds",
+    (_METRICS,),
+    max,
+    when="under load",
 )
-EXPIRED = Fact[int]("expired", "how many requests' pages expired before decode had read them", _METRICS, max)
+EXPIRED = Fact[int](
+    "expired", "how many requests' pages expired before decode had read them", (_METRICS,), max
+)
 READ_LATE = Fact[int](
-    "read_late", "how many requests' pages decode read after they had expired", f"{_METRICS} or its log", max
+    "read_late", "how many requests' pages decode read after they had expired", (_METRICS, LOG), max
 )
-FAILED_TRANSFERS = Fact[int]("failed_transfers", "how many transfers failed", _METRICS, max)
-DEVELOPER = Fact[bool]("developer", "whether developer mode is on", f"{_ENVIRONMENT} or its URL")
+FAILED_TRANSFERS = Fact[int]("failed_transfers", "how many transfers failed", (_METRICS,), max)
+DEVELOPER = Fact[bool]("developer", "whether developer mode is on", (_ENVIRONMENT, URL))
 
 # Hermetic
 VERIFY = Fact[str](
-    "verify", "what is verified of pages before they are read", "its /v1/models"
+    "verify", "what is verified of pages before they are read", (MODELS, _START, _COMMAND)
 )  # tags, landing or read
-VERIFIED = Fact[int]("verified", "how many requests were verified", _METRICS, max)
-DISABLED = Fact[bool]("disabled", "whether the model is disabled", _METRICS)
+VERIFIED = Fact[int]("verified", "how many requests were verified", (_METRICS,), max)
+DISABLED = Fact[bool]("disabled", "whether the model is disabled", (_METRICS,))
 INTEGRITY_FAILURES = Fact[int](
-    "integrity_failures", "how many requests met a page that was not their own", _METRICS, max
+    "integrity_failures", "how many requests met a page that was not their own", (_METRICS,), max
 )
-QUARANTINED = Fact[int]("quarantined", "how many pages are in quarantine", _METRICS, max)
-SERVED_REQUESTS = Fact[int]("served_requests", "how many requests were served", _METRICS, max)
+QUARANTINED = Fact[int]("quarantined", "how many pages are in quarantine", (_METRICS,), max)
+SERVED_REQUESTS = Fact[int]("served_requests", "how many requests were served", (_METRICS,), max)
 
 FACTS: dict[str, Fact[object]] = {
     value.name: value for value in list(globals().values()) if isinstance(value, Fact)

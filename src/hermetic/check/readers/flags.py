@@ -84,7 +84,8 @@ def read_run(reading: Reading, run: Run, place: str, name: str, files: Files = n
     if run.kind not in _ENGINES:
         _router(reading, run, place, name, prefix="")
         return None
-    sheet = Sheet(name=name, sources=[place])
+    sheet = Sheet(name=name, sources=[place], read={facts.COMMAND})
+    sheet.read |= {facts.ENVIRONMENT} if run.complete else set()
     sheet.add(facts.ENGINE, run.kind, place)
     version = image_version(run.image)
     if version is not None and version[0] == run.kind:

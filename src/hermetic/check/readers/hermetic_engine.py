@@ -28,7 +28,7 @@ _MODES = {"unified": ALONE, "disaggregated": BOTH, "prefill": PREFILL, "decode":
 
 def models(name: str, entry: Mapping[str, Any]) -> Reading:
     """An entry of /v1/models."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.MODELS)
     sheet.add(facts.SERVED, values.text(entry.get("id")), f"{name}, id")
     sheet.add(facts.CONTEXT, values.positive(entry.get("max_model_len")), f"{name}, max_model_len")
     own = entry.get("hermetic")
@@ -48,9 +48,10 @@ def models(name: str, entry: Mapping[str, Any]) -> Reading:
     return Reading([sheet])
 
 
-def _sheet(name: str, where: str = "") -> Sheet:
-    sheet = Sheet(sources=[name])
-    sheet.add(facts.ENGINE, NAME, where or name)
+def _sheet(name: str, kind: str) -> Sheet:
+    """`kind`: of source."""
+    sheet = Sheet(sources=[name], read={kind})
+    sheet.add(facts.ENGINE, NAME, name)
     return sheet
 
 
@@ -69,7 +70,7 @@ def metrics(name: str, body: bytes) -> Reading:
     found = prometheus.read(body, METRICS)
     reading = Reading()
     for labels, samples in found.groups("instance"):
-        sheet = _sheet(name)
+        sheet = _sheet(name, facts.METRICS_PAGE)
         sheet.address = values.address(labels.get("instance"))
         _metrics(sheet, name, samples)
         reading.sheets.append(sheet)
@@ -171,6 +172,7 @@ class Log:
     def sheets(self) -> list[Sheet]:
         """What the log says; nothing if it is not Hermetic's."""
         if self.ours:
+            self._sheet.read |= {facts.LOG} | ({facts.START} if facts.STARTED in self._sheet else set())
             self._sheet.add(facts.ENGINE, NAME, self.name)
         return [self._sheet] if self.ours else []
 

@@ -67,7 +67,7 @@ def _options(sheet: Sheet, told: Mapping[str, object], where: str) -> None:
 
 def server_info(name: str, told: Mapping[str, Any]) -> Reading:
     """/server_info and /get_server_info."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.SERVER_INFO)
     states = [state for state in _list(told.get("internal_states")) if isinstance(state, dict)]
     options = {**(states[0] if states else {}), **told}
     _options(sheet, options, name)
@@ -87,7 +87,7 @@ def server_info(name: str, told: Mapping[str, Any]) -> Reading:
 
 def model_info(name: str, told: Mapping[str, Any]) -> Reading:
     """/model_info and /get_model_info."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.MODEL_INFO)
     sheet.add(facts.MODEL, values.text(told.get("model_path")), f"{name}, model_path")
     sheet.add(facts.SERVED, values.text(told.get("served_model_name")), f"{name}, served_model_name")
     sheet.add(facts.ROLE, values.role(told.get("disaggregation_mode")), f"{name}, disaggregation_mode")
@@ -96,7 +96,7 @@ def model_info(name: str, told: Mapping[str, Any]) -> Reading:
 
 def loads(name: str, told: Mapping[str, Any]) -> Reading:
     """/v1/loads: one entry for each data parallel rank."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.LOADS)
     sheet.add(facts.VERSION, values.text(told.get("version")), f"{name}, version")
     tokens = microseconds = 0
     pools, speeds = list[int](), list[float]()
@@ -120,15 +120,16 @@ def loads(name: str, told: Mapping[str, Any]) -> Reading:
 
 def models(name: str, entry: Mapping[str, Any]) -> Reading:
     """An entry of /v1/models."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.MODELS)
     sheet.add(facts.SERVED, values.text(entry.get("id")), f"{name}, id")
     sheet.add(facts.CONTEXT, values.positive(entry.get("max_model_len")), f"{name}, max_model_len")
     return Reading([sheet])
 
 
-def _sheet(name: str, where: str = "") -> Sheet:
-    sheet = Sheet(sources=[name])
-    sheet.add(facts.ENGINE, NAME, where or name)
+def _sheet(name: str, kind: str) -> Sheet:
+    """`kind`: of source."""
+    sheet = Sheet(sources=[name], read={kind})
+    sheet.add(facts.ENGINE, NAME, name)
     return sheet
 
 
@@ -151,7 +152,7 @@ def metrics(name: str, body: bytes) -> Reading:
     found = prometheus.read(body, METRICS)
     reading = Reading()
     for labels, samples in found.groups("instance", "engine_type"):
-        sheet = _sheet(name)
+        sheet = _sheet(name, facts.METRICS_PAGE)
         sheet.address = values.address(labels.get("instance"))
         sheet.add(facts.ROLE, values.role(labels.get("engine_type")), f"{name}, engine_type")
         _metrics(sheet, name, samples)
@@ -380,6 +381,7 @@ class Log:
         else:
             self._measured(self._sheet)
         for sheet in found:
+            sheet.read |= {facts.LOG} | ({facts.START} if self._begun else set())
             sheet.add(facts.ENGINE, NAME, self.name)
             for fact in _COUNTED:
                 for seen in self._wrong.seen(fact) or [Seen(0, self.name)]:

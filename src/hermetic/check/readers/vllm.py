@@ -39,7 +39,7 @@ _LISTS: tuple[tuple[Fact[Any], str, Any], ...] = (
 
 def models(name: str, entry: Mapping[str, Any]) -> Reading:
     """An entry of /v1/models."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.MODELS)
     sheet.add(facts.SERVED, values.text(entry.get("id")), f"{name}, id")
     sheet.add(facts.MODEL, values.text(entry.get("root")), f"{name}, root")
     sheet.add(facts.CONTEXT, values.positive(entry.get("max_model_len")), f"{name}, max_model_len")
@@ -48,7 +48,7 @@ def models(name: str, entry: Mapping[str, Any]) -> Reading:
 
 def server_info(name: str, told: Mapping[str, Any]) -> Reading:
     """/server_info?config_format=json, and the same as text. That it answers at all shows that developer mode is on."""
-    sheet = _sheet(name)
+    sheet = _sheet(name, facts.SERVER_INFO)
     sheet.add(facts.DEVELOPER, True, name)
     system = told.get("system_env")
     version = values.text(system.get("vllm_version")) if isinstance(system, dict) else None
@@ -147,9 +147,10 @@ def _lease(sheet: Sheet, connector: Mapping[str, object], where: str, version: s
         sheet.add(facts.LEASE, LEASE, "default of 0.32.0")
 
 
-def _sheet(name: str, where: str = "") -> Sheet:
-    sheet = Sheet(sources=[name])
-    sheet.add(facts.ENGINE, NAME, where or name)
+def _sheet(name: str, kind: str) -> Sheet:
+    """`kind`: of source."""
+    sheet = Sheet(sources=[name], read={kind})
+    sheet.add(facts.ENGINE, NAME, name)
     return sheet
 
 
@@ -171,7 +172,7 @@ def metrics(name: str, body: bytes) -> Reading:
     found = prometheus.read(body, METRICS)
     reading = Reading()
     for labels, samples in found.groups("instance"):
-        sheet = _sheet(name)
+        sheet = _sheet(name, facts.METRICS_PAGE)
         sheet.address = values.address(labels.get("instance"))
         _cache(sheet, name, samples)
         _waited(sheet, name, samples)
@@ -388,6 +389,7 @@ class Log:
         if not self.ours:
             return []
         sheet = self._sheet
+        sheet.read |= {facts.LOG} | ({facts.START} if self._arguments is not None else set())
         sheet.add(facts.ENGINE, NAME, self.name)
         if self._arguments is not None:
             self._transfer(sheet, *self._arguments)
