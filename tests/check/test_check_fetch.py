@@ -115,10 +115,13 @@ async def test_nodes_that_hang_cost_their_own_time_and_nobody_elses() -> None:
 @pytest.mark.parametrize(
     ("pages", "said"),
     [
-        ({}, "is it an engine node"),
+        ({}, "is this the node's port"),
         ({"/server_info": (200, "<html>hello</html>"), "/metrics": (200, "<html>")}, "answers with HTML"),
-        ({"/server_info": (200, "{}"), "/v1/models": (200, "[]")}, "something else"),
-        ({"/server_info": (500, "{}")}, "is it an engine node"),
+        (
+            {"/server_info": (200, "{}"), "/v1/models": (200, "[]")},
+            "is it a node of SGLang, vLLM or Hermetic",
+        ),
+        ({"/server_info": (500, "{}")}, "/server_info 500"),
     ],
 )
 async def test_what_is_no_engine_is_told_and_gives_nothing(
@@ -183,4 +186,4 @@ async def test_an_answer_that_is_packed_is_not_unpacked() -> None:
     packed = gzip.compress(json.dumps(INFO).encode()).decode("latin-1")
     (reading,) = await read(Node({"/server_info": (200, packed)}, packed=True))
     assert not reading.sheets
-    assert "something else" in reading.unread[0].why
+    assert "/server_info 200" in reading.unread[0].why

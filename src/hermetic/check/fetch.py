@@ -15,18 +15,18 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from hermetic.check import facts
+from hermetic.check import facts, unanswered
 from hermetic.check.facts import Sheet
 from hermetic.check.readers import engine_files
 from hermetic.check.readers.reading import Reading
+from hermetic.check.unanswered import NO_ROUTE, Page
 from hermetic.options import OptionError
 
 PATHS = ("/server_info", "/v1/models", "/v1/loads", "/metrics", "/version", "/model_info")
 OLDER = {"/server_info": "/get_server_info", "/model_info": "/get_model_info"}  # where the first is not known
 MAX_BYTES = 16 * 1024**2  # of one answer
-NO_ROUTE = (404, 405, 501)
 SECRET = "***"
-_WANTS_KEY = "wants an API key, or does not take this one (--api-key)"
+_MORE = ", not with what an engine says here"
 _USER = re.compile(r"^(https?://)[^/]*@")
 
 
@@ -39,13 +39,6 @@ class FetchOptions:
     ca: str | None = None
 
 
-@dataclass(frozen=True)
-class _Page:
-    status: int
-    body: bytes
-    kind: str
-
-
 async def fetch(urls: Sequence[str], options: FetchOptions) -> list[Reading]:
     """One reading for each URL, in their order. Raises OptionError for certificates that cannot be read."""
     trust = _trust(options)
@@ -53,7 +46,7 @@ async def fetch(urls: Sequence[str], options: FetchOptions) -> list[Reading]:
         *(_node(url.rstrip("/").removesuffix("/v1"), options, trust) for url in urls)
     )
     return [
-        _reading(url.rstrip("/"), node) for url, node in zip(urls, asked, strict=True)
+        _reading(url.rstrip("/"), node, options) for url, node in zip(urls, asked, strict=True)
     ]  # when nobody waits any more
 
 
@@ -61,7 +54,7 @@ async def fetch(urls: Sequence[str], options: FetchOptions) -> list[Reading]:
 class _Asked:
     """What a node answered, by path; and why not to everything, if so."""
 
-    pages: dict[str, _Page] = field(default_factory=dict)
+    pages: dict[str, Page] = field(default_factory=dict)
     failed: str | None = None
 
 
@@ -81,36 +74,47 @@ async def _node(root: str, options: FetchOptions, trust: ssl.SSLContext) -> _Ask
             httpx.AsyncClient(verify=trust, timeout=None, headers=headers, trust_env=False) as client,
         ):
             await asyncio.gather(*(_look(client, root, path, options, asked) for path in PATHS))
+            asked.failed = await unanswered.other_scheme(root, asked.failed, asked.pages) or asked.failed
     except TimeoutError:
-        asked.failed = f"did not answer everything within {options.timeout:g} s"
+        what = "everything" if asked.pages else "anything"
+        asked.failed = asked.failed or f"did not answer {what} within {options.timeout:g} s (--timeout)"
     except httpx.HTTPError as error:
-        asked.failed = _why(error, options)
+        asked.failed = _why(root, error, options)
     return asked
 
 
-def _why(error: httpx.HTTPError, options: FetchOptions) -> str:
-    told = str(error) or type(error).__name__
+def _why(root: str, error: httpx.HTTPError, options: FetchOptions) -> str:
+    told = unanswered.error(root, error)
     return told if options.api_key is None else told.replace(options.api_key, SECRET)
 
 
-def _reading(url: str, asked: _Asked) -> Reading:
+def _reading(url: str, asked: _Asked, options: FetchOptions) -> Reading:
     at, url = address(url), shown_url(url)
     root, reading = url.removesuffix("/v1"), Reading()
     sheet = Sheet(name=urlsplit(url).netloc, sources=[url], address=at)
     for path, page in sorted(asked.pages.items()):
         _read(f"{root}{path}", page, sheet, reading)
-    known = bool(sheet.sources[1:])
-    if asked.failed is not None:
-        reading.failed(url, asked.failed, part=known)
-    elif not known:
-        reading.failed(url, _nothing(asked.pages))
-    elif refused := [page.status for page in asked.pages.values() if page.status not in (200, *NO_ROUTE)]:
-        key = f": it {_WANTS_KEY}" if {401, 403} & set(refused) else ""
-        reading.failed(url, f"does not answer everything ({_statuses(asked.pages)}){key}", part=True)
-    if known:
+    if sheet.sources[1:]:
         sheet.sources = [url]
         reading.sheets = [sheet]
-    return reading
+        if (why := _part(asked, options)) is not None:
+            reading.failed(url, why, part=True)
+        return reading
+    # One line: what each path answered is of no use where none is an engine's, unless it says more.
+    said = [f"{one.source.removeprefix(root)} {one.why}" for one in reading.unread if _MORE not in one.why]
+    reading.unread.clear()
+    why = asked.failed or "; ".join(said) or unanswered.nothing(asked.pages, options.api_key is not None)
+    return reading.failed(url, why)
+
+
+def _part(asked: _Asked, options: FetchOptions) -> str | None:
+    """Why not everything is known of a node that answers."""
+    refused = {page.status for page in asked.pages.values()} - {200, *NO_ROUTE}
+    if asked.failed is not None or not refused:
+        return asked.failed
+    statuses = ", ".join(f"{path} {page.status}" for path, page in sorted(asked.pages.items()))
+    key = unanswered.wants_key(refused, options.api_key is not None) if refused & {401, 403} else ""
+    return f"does not answer everything ({statuses}){key and f': it {key}'}"
 
 
 async def _look(
@@ -121,11 +125,11 @@ async def _look(
         await _page(client, root, path, options, asked.pages)
     except httpx.HTTPError as error:
         where = "" if isinstance(error, httpx.ConnectError) else f"{path}: "
-        asked.failed = asked.failed or f"{where}{_why(error, options)}"
+        asked.failed = asked.failed or f"{where}{_why(root, error, options)}"
 
 
 async def _page(
-    client: httpx.AsyncClient, root: str, path: str, options: FetchOptions, pages: dict[str, _Page]
+    client: httpx.AsyncClient, root: str, path: str, options: FetchOptions, pages: dict[str, Page]
 ) -> None:
     key = options.api_key
     page = await _get(client, root + path, None if path == "/metrics" else key)
@@ -138,7 +142,7 @@ async def _page(
     pages[path] = page
 
 
-async def _get(client: httpx.AsyncClient, url: str, key: str | None) -> _Page:
+async def _get(client: httpx.AsyncClient, url: str, key: str | None) -> Page:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     async with client.stream("GET", url, headers=headers) as response:
         body = bytearray()
@@ -149,18 +153,19 @@ async def _get(client: httpx.AsyncClient, url: str, key: str | None) -> _Page:
                 break
         if key is not None:  # a server may say it again
             body = body.replace(key.encode(), SECRET.encode())
-        return _Page(response.status_code, bytes(body), response.headers.get("content-type", ""))
+        place = unanswered.location(url, response.headers.get("location", ""))
+        return Page(response.status_code, bytes(body), place)
 
 
-def _read(where: str, page: _Page, sheet: Sheet, reading: Reading) -> None:
+def _read(where: str, page: Page, sheet: Sheet, reading: Reading) -> None:
     if page.status != 200:
         return
     metrics = "/metrics" in where
     read = engine_files.read_metrics if metrics else engine_files.read_json
     told = read(where, page.body)
     if told is None:
-        looks = "HTML" if b"<html" in page.body[:1000].lower() else "something else"
-        reading.failed(where, f"answers with {looks}, not with what an engine says here")
+        looks = "HTML" if page.is_html else "something else"
+        reading.failed(where, f"answers with {looks}{_MORE}")
         return
     reading.unread += told.unread
     for one in told.sheets:
@@ -168,17 +173,6 @@ def _read(where: str, page: _Page, sheet: Sheet, reading: Reading) -> None:
         sheet.sources.append(where)
     if metrics and told.sheets:
         sheet.add(facts.METRICS_OPEN, "(with the key)" not in where, where)
-
-
-def _nothing(pages: dict[str, _Page]) -> str:
-    statuses = {page.status for page in pages.values()}
-    if statuses & {401, 403}:
-        return _WANTS_KEY
-    return f"says nothing that this check knows how to read ({_statuses(pages)}): is it an engine node?"
-
-
-def _statuses(pages: dict[str, _Page]) -> str:
-    return ", ".join(f"{path} {page.status}" for path, page in sorted(pages.items()))
 
 
 def address(url: str) -> tuple[str, int] | None:

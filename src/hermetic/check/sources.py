@@ -8,6 +8,7 @@ node has its engine and role. NAME=SOURCE says it outright.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
 import os
@@ -18,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hermetic.check import facts
+import msgspec
+
+from hermetic.check import facts, unanswered
 from hermetic.check.deployment import Proxy
 from hermetic.check.facts import Sheet
 from hermetic.check.fetch import FetchOptions, address, fetch, shown_url
@@ -229,7 +232,22 @@ def _stream(name: str, stream: BinaryIO) -> Reading:
     for kind in (systemd, manifests, proxies, flags):
         if kind.looks_like(name, text):
             return kind.read(name, text) if kind is not flags else flags.read(name, text, {})
-    return engine_files.read_log(name, _rejoined(head, stream))
+    reading = engine_files.read_log(name, _rejoined(head, stream))
+    what = None if reading.sheets or reading.damaged else _what(head)
+    return reading if what is None else Reading().failed(name, what)
+
+
+def _what(head: bytes) -> str | None:
+    """What a file is that is none of ours, as far as its beginning shows; None for other text."""
+    start = head[:4096].lstrip()
+    page = unanswered.Page(200, start)
+    if page.is_html:
+        return f"is an HTML page{page.title}, not what an engine answers: a login or an error perhaps"
+    if start[:1] in b"{[":
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            msgspec.json.decode(head, type=msgspec.Raw)
+            return "is JSON, and of no engine that is known here"
+    return "is no text, and nothing that is known here" if b"\0" in start else None
 
 
 def _rejoined(head: bytes, rest: BinaryIO) -> BinaryIO:

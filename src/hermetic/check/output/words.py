@@ -28,6 +28,8 @@ def headline(report: Report, strict: bool) -> str:
     """How it ended, with counts."""
     findings, unknown = report.of("finding"), report.of("unknown")
     unread = [one for one in report.unread if not one.part]
+    if unread and not report.nodes and not report.verdicts:
+        return f"Nothing was checked: {counted(len(unread), 'source')} not read"
     parts = [
         counted(len(findings), "finding"),
         f"{len(unknown)} unknown",
