@@ -494,3 +494,11 @@ class Overfull(Sometimes):
 
     def leaks(self, ask: Ask) -> bool:
         return len(self.open) > 4
+
+
+class Waited(Clean):
+    """Who comes when the pool is full waits, and is answered otherwise then; not who was served before."""
+
+    def text(self, ask: Ask) -> str:
+        new = sum(a.prompt == ask.prompt for a in self.asked) == 1
+        return ("waited " if new and self.company[self.now] > 4 else "") + Clean.text(self, ask)

@@ -161,6 +161,7 @@ LEAKS = [
     ("over-capacity", sim.StuckAtEdge, "liveness"),
     ("exhaustion", sim.Overfull, "marker"),
     ("exhaustion", sim.Overfull, "differential"),
+    ("exhaustion", sim.Waited, "differential"),
 ]
 
 

@@ -127,17 +127,16 @@ async def quiet(stage: Stage, asked: Sequence[Ask]) -> list[Answer]:
 async def beside(
     stage: Stage, asked: Sequence[Ask], others: Sequence[Ask], alone: Sequence[Answer], why: str
 ) -> list[Answer]:
-    """`asked`, whose quiet answers are `alone`, together with `others`, in mixed order; each is compared. Answers of `asked`."""
+    """`asked`, whose quiet answers are `alone`, together with `others`, in mixed order; each is compared. Answers of `others`."""
     one = max((answer.seconds for answer in alone), default=0.0)
     wave = patience(stage, [*asked, *others], one)
     order = list(range(len(wave)))
     stage.random.shuffle(order)
     came = await stage.together([wave[i] for i in order])
     back = dict(zip(order, came, strict=True))
-    again = [back[i] for i in range(len(asked))]
-    for before, after in zip(alone, again, strict=True):
+    for before, after in zip(alone, [back[i] for i in range(len(asked))], strict=True):
         stage.same(before, after, why)
-    return again
+    return [back[i] for i in range(len(asked), len(wave))]
 
 
 async def still_serves(stage: Stage, why: str) -> bool:

@@ -9,7 +9,7 @@ learned edge, or of texts with more words than the limit has tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hermetic.audit.exchange import Answer, Ask, Endpoint
@@ -42,6 +42,7 @@ SHOWS = 2 * NORMAL  # tokens of an answer that should not be: enough to show who
 VICTIM = 160  # tokens of a victim's prompt, counted as those of a text; its codes make it twice as many
 TASK = 130  # tokens of a copy task without filler, with its template
 AT_LEAST = 256  # tokens of the one long prompt that is sent even where there is no time for it
+AGAIN = 3  # requests of a full pool that began last, and that ended last, and are asked once more in quiet
 SURE = 1.3  # words for each token of the limit: a word of ours is at least one token
 LADDER = (
     0.5,
@@ -363,17 +364,13 @@ async def exhaustion(stage: Stage) -> None:
             2, min(stage.size.requests, int(stage.left() / 3 / max(prefill_seconds(stage, tokens), 0.1)))
         )
         wave = [
-            copy(
-                stage, stage.tenant(), tokens=tokens, endpoint=endpoint, max_tokens=2 * NORMAL, logprobs=False
-            )
+            copy(stage, stage.tenant(), tokens=tokens, endpoint=endpoint, max_tokens=2 * NORMAL)
             if at % 2
-            else again_and_again(
-                stage, stage.tenant(), endpoint=endpoint, max_tokens=4 * NORMAL, logprobs=False
-            )
+            else again_and_again(stage, stage.tenant(), endpoint=endpoint, max_tokens=4 * NORMAL)
             for at in range(many)
         ]
         expected = prefill_seconds(stage, tokens) + 2 * max(answer.seconds for answer in alone)
-        await beside(
+        came = await beside(
             stage, known, patience(stage, wave, expected), alone,
             f"alone, and beside {many} long requests that fill the pool",
         )  # fmt: skip
@@ -383,7 +380,21 @@ async def exhaustion(stage: Stage) -> None:
             stage.same(before, after, "alone, and again after the pool had been full")
             if after.how in ("silent", "unreachable"):
                 return
+        await _waited(stage, came)
     await still_serves(stage, "after the pool had been full")
+
+
+async def _waited(stage: Stage, came: Sequence[Answer]) -> None:
+    """Those that waited longest for room, to begin or in all: a server may have put them aside and fetched them back. Once more in quiet."""
+    answered = [answer for answer in came if answer.how == "answered"]
+    begun = sorted(answered, key=lambda answer: answer.first or answer.seconds, reverse=True)[:AGAIN]
+    ended = sorted(answered, key=lambda answer: answer.seconds, reverse=True)[:AGAIN]
+    for answer in {answer.number: answer for answer in [*begun, *ended]}.values():
+        if stage.left() <= 0:
+            stage.note("not all that waited for room were asked once more in the time there was")
+            return
+        again = await stage.alone(answer.ask)
+        stage.same(again, answer, "in quiet, and before when the pool was full and it had to wait")
 
 
 def _tokens_each(stage: Stage, endpoint: Endpoint, number: int) -> int:
