@@ -232,25 +232,36 @@ spec:
 def test_kubernetes_objects_give_a_node_for_each_container_that_starts_an_engine() -> None:
     reading = manifests.read("k8s.yaml", KUBERNETES)
     nodes = by_name(reading)
-    assert list(nodes) == ["prefill", "decode/leader", "decode/worker"]
+    assert list(nodes) == ["prefill", "decode"]  # the workers of the set only compute for its leader
     prefill = nodes["prefill"]
     assert prefill[facts.MODEL] == "/models/deepseek"
     assert prefill[facts.PAGE] == 64
     assert prefill[facts.DEFERRED] is True
     assert prefill[facts.SERVED] == "$(NOT)/$(NOBODY)"
     assert prefill.where(facts.MODEL) == "k8s.yaml, Deployment/prefill, container sglang, --model-path"
-    assert nodes["decode/leader"][facts.TP] == nodes["decode/worker"][facts.TP] == 16
-    assert (
-        nodes["decode/leader"][facts.DEFERRED] is True
-    )  # nothing is missing there: the default of its version
+    assert nodes["decode"][facts.TP] == 16
+    assert nodes["decode"][facts.DEFERRED] is True  # nothing is missing there: the default of its version
 
 
-def test_a_value_from_a_secret_or_the_pod_is_no_fact_and_reported() -> None:
+def test_the_template_of_workers_is_a_node_where_it_is_the_leaders_as_well() -> None:
+    """leaderworkerset.x-k8s.io: without leaderTemplate the leader is made from workerTemplate."""
+    text = (
+        KUBERNETES[: KUBERNETES.index("    leaderTemplate:")]
+        + KUBERNETES[KUBERNETES.index("    workerTemplate:") :]
+    )
+    nodes = by_name(
+        manifests.read("k8s.yaml", text.replace('"--node-rank", "1", ', "").replace('--node-rank, "1", ', ""))
+    )
+    assert list(nodes) == ["prefill", "decode"]
+    assert nodes["decode"][facts.HOST] == "0.0.0.0"
+
+
+def test_of_a_secret_it_is_known_that_there_is_a_key_and_of_a_value_of_the_pod_nothing() -> None:
     reading = manifests.read("k8s.yaml", KUBERNETES)
     prefill = by_name(reading)["prefill"]
-    for fact in (facts.HOST, facts.API_KEY):
-        assert fact not in prefill  # neither a value nor the default
-    assert facts.RELEASE_TIMEOUT not in prefill
+    assert prefill[facts.API_KEY] is True
+    assert facts.HOST not in prefill  # neither a value nor the default
+    assert prefill[facts.RELEASE_TIMEOUT] == 30.0  # a variable that is not there; the names of all are known
     assert facts.CHECKSUM in prefill  # an option that is not there has its default all the same
     assert [(unread.source, unread.why) for unread in reading.unread] == [
         (
@@ -269,7 +280,48 @@ def test_a_config_map_that_is_not_in_the_file_is_reported() -> None:
     assert "envFrom the ConfigMap sglang-env is not read: it is not in this file" in [
         one.why for one in reading.unread
     ]
-    assert facts.DEFERRED not in by_name(reading)["prefill"]
+    prefill = by_name(reading)["prefill"]
+    assert facts.DEFERRED not in prefill
+    assert facts.RELEASE_TIMEOUT not in prefill  # it may be one of those that are not read
+
+
+VLLM_POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: v}
+spec:
+  containers:
+  - name: v
+    image: vllm/vllm-openai:v0.32.0
+    args: [m]
+    env:
+    - name: VLLM_API_KEY
+      valueFrom: {secretKeyRef: {name: keys, key: api}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reference", "key"),
+    [
+        ("secretKeyRef: {name: keys, key: api}", [True]),
+        ("secretKeyRef: {name: keys, key: api, optional: true}", []),
+        ("configMapKeyRef: {name: keys, key: api}", []),
+        ("fieldRef: {fieldPath: metadata.name}", []),
+    ],
+)
+def test_a_key_from_a_secret_is_a_key_whatever_its_value(reference: str, key: list[bool]) -> None:
+    text = VLLM_POD.replace("secretKeyRef: {name: keys, key: api}", reference)
+    (sheet,) = manifests.read("k8s.yaml", text).sheets
+    assert sheet.values(facts.API_KEY) == key
+    assert sheet[facts.DEVELOPER] is False  # the other variables are known not to be set
+
+
+def test_a_secret_in_a_shell_is_a_key_as_well() -> None:
+    text = VLLM_POD.replace(
+        "args: [m]", "command: [bash, -c, 'vllm serve m --api-key \"$VLLM_API_KEY\"']"
+    )
+    (sheet,) = manifests.read("k8s.yaml", text).sheets
+    assert sheet[facts.API_KEY] is True
 
 
 @pytest.mark.parametrize(
@@ -357,7 +409,35 @@ def test_a_template_is_told_to_be_rendered_first() -> None:
     text = KUBERNETES.replace("replicas: 2", "{{- if .Values.x }}\n  replicas: {{ .Values.n }}")
     reading = manifests.read("k8s.yaml", text)
     assert reading.sheets == []
-    assert reading.unread[0].why.endswith("it looks like a template: check what it renders to")
+    assert [one.why for one in reading.unread] == [
+        "is a template of a chart; render it first: helm template NAME CHART > rendered.yaml"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{{- if .Values.on }}\napiVersion: v1\nkind: Pod\nmetadata: {name: "{{ .Release.Name }}"}\n{{- end }}\n',
+        'apiVersion: v1\nkind: Pod\nmetadata: {name: "{{ include `chart.name` . }}"}\nspec: {containers: [{image: "vllm/vllm-openai:v0.32.0"}]}\n',
+        '{{/* names */}}\n{{- define "chart.name" -}}\nserver\n{{- end }}\n',
+    ],
+)
+def test_a_template_is_known_also_where_it_is_yaml_or_begins_with_a_condition(text: str) -> None:
+    assert manifests.looks_like("pod.yaml", text)
+    reading = manifests.read("pod.yaml", text)
+    assert reading.sheets == []
+    assert len(reading.unread) == 1
+    assert "render it first: helm template" in reading.unread[0].why
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["{{ $labels.instance }} is down", "{{ bos_token }}{% if tools %}", "{{inputs.parameters.model}}"],
+)
+def test_what_a_rendered_manifest_quotes_is_no_template(inside: str) -> None:
+    text = VLLM_POD.replace("args: [m]", f"args: [m, --chat-template, '{inside}']")
+    (sheet,) = manifests.read("k8s.yaml", text).sheets
+    assert sheet[facts.MODEL] == "m"
 
 
 def test_aliases_that_grow_without_bound_are_refused() -> None:

@@ -299,6 +299,80 @@ def test_a_container_has_the_variables_that_it_is_given_and_no_others() -> None:
     assert facts.DEFERRED not in one(f"docker run --env-file e {image} sglang serve m")
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("sglang serve m --nnodes 2 --node-rank 1 --tp 16", "has --node-rank 1, so it answers no requests"),
+        ("vllm serve m --headless --data-parallel-size 4", "has --headless, so it answers no requests"),
+    ],
+)
+def test_what_only_computes_for_another_process_is_no_node(command: str, why: str) -> None:
+    reading = flags.read("start.sh", f"{command} &\nsglang serve m --node-rank 0 --tp 4")
+    assert [sheet[facts.TP] for sheet in reading.sheets] == [4]
+    (unread,) = reading.unread
+    assert unread.why.startswith(why)
+    assert unread.part
+
+
+def test_a_rank_that_is_not_said_leaves_the_node() -> None:
+    assert one("sglang serve m --node-rank $LWS_WORKER_INDEX --tp 4")[facts.TP] == 4
+
+
+def test_what_is_installed_when_a_container_starts_is_not_what_its_tag_says() -> None:
+    script = "pip install -U sglang==0.5.23 && sglang serve m --port 30000"
+    sheet = in_image("lmsysorg/sglang:v0.5.19", ["bash", "-c", script])
+    assert facts.VERSION not in sheet
+    assert facts.CHECKSUM not in sheet
+    assert facts.VERSION in in_image("lmsysorg/sglang:v0.5.19", ["bash", "-c", script.partition("&& ")[2]])
+
+
+# ------------------------------------------------------------------------------------ prose
+
+README = """\
+# Our servers
+
+You can run
+vllm serve and it will answer, or
+sglang serve with other options --tp 9 in a sentence that begins so is read.
+
+```yaml
+sglang serve a --tp 1
+```
+
+```bash
+# the real one
+$ python -m sglang.launch_server --model-path b \\
+    --tp 2
+```
+
+Or without a fence:
+
+    python -m vllm.entrypoints.openai.api_server --model c \\
+      --tensor-parallel-size 3
+
+~~~python
+sglang = vllm
+~~~
+"""
+
+
+def test_of_prose_the_commands_of_a_shell_are_read_and_lines_that_start_an_engine_with_options() -> None:
+    assert flags.looks_like("docs/README.md", README)
+    reading = flags.read("docs/README.md", README)
+    assert [(sheet[facts.MODEL], sheet[facts.TP]) for sheet in reading.sheets] == [
+        ("with", 9),
+        ("b", 2),
+        ("c", 3),
+    ]
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.rst", "page.MDX"])
+def test_a_sentence_starts_no_engine(name: str) -> None:
+    text = "Start it so:\nvllm serve is what we use\nsglang serve does the same\n"
+    assert flags.looks_like("start.sh", text)
+    assert not flags.looks_like(name, text)
+
+
 # ------------------------------------------------------------------------------------ versions and defaults
 
 

@@ -92,6 +92,25 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         "how many tokens decode reserves",
     )
 
+    # a manifest: at most 8,192, of which 512 are kept free, so 7,681 and more are never taken
+    limited = {"pool_limit": 8_192, "context": 8_192, "reserve": 512, "version": NEW}
+    yield "CAP004", "finding", decode(**limited), "more than 7,680 tokens, or fewer where memory allows less"
+    # context 7,688: the front check accepts up to 7,681; 7,687: up to 7,680, which a pool of 8,192 takes and a smaller one may not
+    yield (
+        "CAP004",
+        "finding",
+        decode(**{**limited, "context": 7_688}),
+        "allows the KV pool 8,192 tokens at most",
+    )
+    yield "CAP004", "unknown", decode(**{**limited, "context": 7_687}), "how many tokens the KV pool holds"
+    yield "CAP004", "unknown", decode(**{**limited, "reserve": None}), "how many tokens decode reserves"
+    yield (
+        "CAP004",
+        "unknown",
+        decode(**{**limited, "version": "0.5.24"}),
+        "is known for 0.5.19 to 0.5.23 only",
+    )
+
     yield "CAP005", "finding", alone(truncates=True), "cut and answered with HTTP 200"
     yield "CAP005", "passed", alone(truncates=False), ""
     yield "CAP005", "unknown", alone(), "whether prompts that are too long are cut is not known"

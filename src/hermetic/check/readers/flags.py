@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from hermetic.check import facts
 from hermetic.check.deployment import ALONE, BOTH, DECODE, PREFILL, Proxy
 from hermetic.check.facts import Fact, Sheet
-from hermetic.check.readers import defaults, values
+from hermetic.check.readers import defaults, prose, values
 from hermetic.check.readers.beside import Files, beside, nowhere
 from hermetic.check.readers.reading import Reading
-from hermetic.check.readers.shell import UNKNOWN, commands
+from hermetic.check.readers.shell import SECRET, UNKNOWN, commands
 from hermetic.check.readers.yaml_text import NotYaml, documents, mapping
 
 T = TypeVar("T")
@@ -49,7 +49,8 @@ class Run:
 
 
 def looks_like(name: str, text: str) -> bool:
-    """Whether a text is a command line or script that starts an engine. A log that quotes one is none."""
+    """Whether a text is a command line or script that starts an engine. A log that quotes one is none; of prose only its commands are read."""
+    text = prose.commands_of(name, text)
     if len(text) > MOST or any(_LOGGED.match(line) for line in text[:20_000].splitlines()):
         return False
     return bool(runs_of(text, {}))
@@ -58,6 +59,8 @@ def looks_like(name: str, text: str) -> bool:
 def read(source: str, command: str | Sequence[str], environment: Mapping[str, str] | None = None) -> Reading:
     """What a command line or script says: a sheet for each node that it starts, a proxy for each router."""
     reading = Reading()
+    if isinstance(command, str):
+        command = prose.commands_of(source, command)
     if isinstance(command, str) and len(command) > MOST:
         return reading.failed(source, f"has more than {MOST:,} characters, so it is no script")
     found = runs_of(command, environment or {})
@@ -91,6 +94,13 @@ def read_run(reading: Reading, run: Run, place: str, name: str, files: Files = n
     if version is not None and version[0] == run.kind:
         sheet.add(facts.VERSION, version[1], f"{place}, image tag")
     given = _given(run, files, reading, place)
+    if (why := _only_computes(given)) is not None:
+        reading.failed(
+            place,
+            f"{why}, so it answers no requests and is no node of its own: give the command of the one that does",
+            part=True,
+        )
+        return None
     known = version[1] if version is not None and version[0] == run.kind else ""
     _options(sheet, run, given, known, reading, place)
     _environment(sheet, run.kind, run.environment, reading, place)
@@ -107,6 +117,14 @@ def read_run(reading: Reading, run: Run, place: str, name: str, files: Files = n
         _router(reading, run, place, name, prefix="router-")
     reading.sheets.append(sheet)
     return sheet
+
+
+def _only_computes(given: _Given) -> str | None:
+    """Whether it computes for another process of the same server, and by which option that is known."""
+    rank = given.values.get("node-rank")
+    if isinstance(rank, str) and re.fullmatch(r"0*[1-9][0-9]{0,5}", rank):
+        return f"has --node-rank {rank}"
+    return "has --headless" if given.values.get("headless") is True else None
 
 
 def read_environment(reading: Reading, environment: Mapping[str, str], place: str, name: str) -> Sheet | None:
@@ -353,7 +371,10 @@ def in_image(
     depth: _Depth | None = None,
 ) -> list[Run]:
     """What a container starts. Without an entry point of its own, images that are known to start the engine by themselves do."""
-    found = _in_words((*entry, *command), environment, image, complete, depth or _Depth())
+    as_it_came = (
+        "" if _INSTALLS.search(" ".join((*entry, *command))) else image
+    )  # its tag tells nothing any more
+    found = _in_words((*entry, *command), environment, as_it_came, complete, depth or _Depth())
     if found or entry or not _STARTS_VLLM.search(_repository(image)):
         return found
     return [Run(VLLM, "serve", tuple(command), environment, image, complete)]
@@ -366,6 +387,7 @@ _OFFICIAL = (
     (re.compile(r"(?:^|/)vllm/vllm-openai(?:-[a-z]+)?$"), VLLM),
 )
 _STARTS_VLLM = re.compile(r"(?:^|/)vllm-openai(?:-[a-z]+)?$")
+_INSTALLS = re.compile(r"\b(?:pip[\d.]*|uv|conda|mamba)\s+(?:\S+\s+)?(?:install|sync|add)\b")
 _TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|a|b|dev)\d+)*)(?:[-_].*)?", re.DOTALL)
 
 
@@ -426,7 +448,7 @@ _OPTIONS: dict[str, dict[str, _Option]] = {
     SGLANG: _table(
         "model-path revision served-model-name context-length max-total-tokens page-size mem-fraction-static num-reserved-decode-tokens "
         "kv-cache-dtype tp-size pp-size disaggregation-mode disaggregation-transfer-backend disaggregation-bootstrap-port kv-canary "
-        "api-key admin-api-key host port config",
+        "api-key admin-api-key host port config node-rank",
         "allow-auto-truncate disaggregation-enable-kv-checksum trust-remote-code enable-metrics "
         "disaggregation-decode-enable-radix-cache enable-hierarchical-cache",
         {
@@ -437,11 +459,12 @@ _OPTIONS: dict[str, dict[str, _Option]] = {
     VLLM: _table(
         "model revision served-model-name max-model-len block-size gpu-memory-utilization kv-cache-dtype tensor-parallel-size "
         "pipeline-parallel-size kv-transfer-config api-key host port config",
-        "trust-remote-code no-trust-remote-code",
+        "trust-remote-code no-trust-remote-code headless",
         {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "device-memory-utilization": "gpu-memory-utilization"},
     ),
     HERMETIC: _table("model mode host port context-length page-size verify api-keys served-name transport cluster name"),
 }  # fmt: skip
+_KEYS = ("api-key", "admin-api-key")
 _ROUTER_OPTIONS = (
     "request-timeout-secs retry-max-retries host port prefill decode worker-urls",
     "disable-retries pd-disaggregation vllm-pd-disaggregation mini-lb",
@@ -481,7 +504,7 @@ def _parse(words: Sequence[str], table: Mapping[str, _Option], reading: Reading,
                 given.unclear.add(option.name)
                 continue
             value, at = words[at], at + 1
-        if UNKNOWN in value:
+        if UNKNOWN in value and not (SECRET in value and option.name in _KEYS):
             given.values.pop(option.name, None)
             given.unclear.add(option.name)
         else:
@@ -800,7 +823,7 @@ def _vllm(sheet: Sheet, run: Run, given: _Given, version: str, reading: Reading,
         _transfer(sheet, config, where, version)
     if given.unsaid("api-key"):
         key = run.environment.get("VLLM_API_KEY")
-        if key is not None and UNKNOWN not in key:
+        if key is not None and (UNKNOWN not in key or SECRET in key):
             sheet.add(facts.API_KEY, bool(key), f"{place}, VLLM_API_KEY")
         elif key is None and run.complete and defaults.was_read(VLLM, version):
             sheet.add(facts.API_KEY, False, f"{place}, default of {version}")

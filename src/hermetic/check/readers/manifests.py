@@ -1,7 +1,7 @@
 """docker compose files and Kubernetes manifests: which engines they start, how, and with which variables.
 
-The one thing to know: a variable whose value stands elsewhere (a secret, a file that is not here, the shell that will run compose) is no fact, and
-while one is missing, nothing is said of variables that are not set either.
+The one thing to know: a variable whose value stands elsewhere (a secret, a file that is not here, the shell that will run compose) is no fact. While a
+set of variables is missing whose names are not known either, nothing is said of variables that are not set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hermetic.check.readers import flags, shell
 from hermetic.check.readers.beside import Files, beside
 from hermetic.check.readers.proxies import nginx_settings, retries_of_nginx, seconds_of_nginx
 from hermetic.check.readers.reading import Reading
-from hermetic.check.readers.shell import LONGEST, UNKNOWN
+from hermetic.check.readers.shell import LONGEST, SECRET, UNKNOWN
 from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, sequence, text_of, under
 
 _COMPOSE_TOP = re.compile(r"^services[ \t]*:[ \t]*(?:#.*)?$", re.MULTILINE)
@@ -32,20 +32,30 @@ _KIND = re.compile(r'^(?:- |  )?kind[ \t]*:[ \t]*["\']?[A-Za-z]+["\']?[ \t]*(?:#
 _YAML_LINE = re.compile(
     r"(?:---|%YAML|[{]|\[\s*(?:[{]|$)|(?:- )?[\"']?[A-Za-z_$][\w./$-]*[\"']?\s*:(?:\s|$)|- )"
 )
+# What only a chart that is not rendered has. Other `{{` stand in rendered manifests as well: alerts, prompts of models, workflows.
+_TEMPLATE = re.compile(
+    r"\{\{-?[^{}\n]*(?:[$ (]\.(?:Values|Release|Chart|Capabilities)\b|\b(?:include|define|template)\s+[\"`])"
+)
 _HEAD = 4 * 1024**2
 
 
 def looks_like(name: str, text: str) -> bool:
-    """Whether this is a compose file or a Kubernetes manifest, by what its lines begin with."""
+    """Whether this is a compose file or a Kubernetes manifest, by what its lines begin with, or a template of such."""
     text = text[:_HEAD]
     first = next(
         (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), ""
     )
+    if _is_template(text) and (first.startswith("{{") or _KUBERNETES.search(text) is not None):
+        return True
     if not _YAML_LINE.match(first):
         return False
     inner = _COMPOSE_INNER.search(text) or _COMPOSE_FLOW.search(text)
     compose = _COMPOSE_TOP.search(text) is not None and inner is not None
     return compose or (_KUBERNETES.search(text) is not None and _KIND.search(text) is not None) or _json(text)
+
+
+def _is_template(text: str) -> bool:
+    return _TEMPLATE.search(text) is not None
 
 
 def _json(text: str) -> bool:
@@ -59,6 +69,12 @@ def _json(text: str) -> bool:
 def read(source: str, text: str) -> Reading:
     """A sheet for each container that starts an engine, a proxy for each router and each Ingress that says how it waits."""
     reading = Reading()
+    if _is_template(text[:_HEAD]):
+        return reading.failed(
+            source,
+            "is a template of a chart; render it first: helm template NAME CHART > rendered.yaml",
+            damaged=True,
+        )
     try:
         found = documents(text)
     except NotYaml as error:
@@ -98,10 +114,16 @@ _INTERPOLATED = re.compile(
 
 @dataclass
 class _Variables:
-    """What a container is given. `missing`: where else variables come from, which is not read."""
+    """What a container is given. `missing`: what is not read of it; `complete`: whether the names of all variables are known."""
 
     values: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    complete: bool = True
+
+    def lacks(self, what: str) -> None:
+        """A set of variables that is not read."""
+        self.missing.append(what)
+        self.complete = False
 
 
 def _compose(reading: Reading, source: str, document: Mapping[str, Node], files: Files) -> None:
@@ -122,7 +144,7 @@ def _compose(reading: Reading, source: str, document: Mapping[str, Node], files:
             entry,
             command,
             variables.values,
-            complete=not variables.missing and service.get("extends") is None,
+            complete=variables.complete and service.get("extends") is None,
         )
         if runs:
             for missing in variables.missing:
@@ -141,7 +163,7 @@ def _compose_variables(service: Mapping[str, Node], outer: Mapping[str, str], fi
             continue
         text = files(_interpolated(name, outer))
         if text is None:
-            found.missing.append(f"env_file {name} is not read: it is not here")
+            found.lacks(f"env_file {name} is not read: it is not here")
         else:
             found.values |= _lines(text)
     given = service.get("environment")
@@ -239,7 +261,7 @@ def _kubernetes(reading: Reading, source: str, resources: Sequence[Mapping[str, 
     }
     for resource in resources:
         kind, name = text_of(resource.get("kind")), _name(resource)
-        pods = list(_pods(resource, f"{kind}/{name}", ()))
+        pods = _serving(kind, list(_pods(resource, f"{kind}/{name}", ())))
         shared = _shared(pods) if len(pods) > 1 else 0
         for pod in pods:
             # the step that tells it from the others: `leaderTemplate`, `prefill`
@@ -248,6 +270,13 @@ def _kubernetes(reading: Reading, source: str, resources: Sequence[Mapping[str, 
             _pod(reading, source, pod, label, maps, files)
         if kind == "Ingress":
             _ingress(reading, source, resource)
+
+
+def _serving(kind: str, pods: list[_Pod]) -> list[_Pod]:
+    """Those that answer requests: the workers of a LeaderWorkerSet only compute for its leader. Without a template of its own the leader has theirs."""
+    if kind != "LeaderWorkerSet" or not any("leaderTemplate" in pod.path for pod in pods):
+        return pods
+    return [pod for pod in pods if "workerTemplate" not in pod.path]
 
 
 def _name(resource: Mapping[str, Node]) -> str:
@@ -293,7 +322,7 @@ def _pod(
         entry = [_substituted(text_of(word), known) for word in sequence(container.get("command"))]
         arguments = [_substituted(text_of(word), known) for word in sequence(container.get("args"))]
         image = text_of(container.get("image"))
-        runs = flags.in_image(image, entry, arguments, known, complete=not variables.missing)
+        runs = flags.in_image(image, entry, arguments, known, complete=variables.complete)
         if runs:
             started.append((text_of(container.get("name")), runs, variables))
     for name, runs, variables in started:
@@ -319,7 +348,7 @@ def _container_variables(container: Mapping[str, Node], maps: Mapping[str, Mappi
                 if named
                 else f"the Secret {text_of(under(one, 'secretRef', 'name'))}"
             )
-            found.missing.append(f"envFrom {what} is not read: it is not in this file")
+            found.lacks(f"envFrom {what} is not read: it is not in this file")
     for one in sequence(container.get("env")):
         entry = mapping(one)
         name = text_of(entry.get("name"))
@@ -330,7 +359,9 @@ def _container_variables(container: Mapping[str, Node], maps: Mapping[str, Mappi
             continue
         reference = mapping(under(entry, "valueFrom", "configMapKeyRef"))
         value = maps.get(text_of(reference.get("name")), {}).get(text_of(reference.get("key")))
-        found.values[name] = value if isinstance(value, str) else UNKNOWN
+        secret = mapping(under(entry, "valueFrom", "secretKeyRef"))
+        given = secret and text_of(secret.get("optional")) != "true"
+        found.values[name] = value if isinstance(value, str) else SECRET if given else UNKNOWN
         if not isinstance(value, str):
             kind = next(iter(mapping(entry["valueFrom"])), "elsewhere")
             found.missing.append(f"the variable {name} comes from {kind} and is not read")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 UNKNOWN = "\0"
+SECRET = f"{UNKNOWN}secret"  # a secret's value: not known, and not empty
 LONGEST = 64 * 1024  # characters of a variable that are kept: scripts can double them line by line
 MOST_VARIABLES = 2_000
 MOST_COMMANDS = 20_000

@@ -50,7 +50,11 @@ def documents(text: str) -> list[Node]:
         return _documents(text)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        hint = "; it looks like a template: check what it renders to" if "{{" in text else ""
+        hint = (
+            "; it looks like a template: render it first (helm template), and check that"
+            if "{{" in text
+            else ""
+        )
         raise NotYaml(f"is no YAML: {error.problem or error.context}{line}{hint}") from None
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, NotYaml):

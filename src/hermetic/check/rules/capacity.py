@@ -125,6 +125,8 @@ def reserve_over_pool(node: Sheet) -> Answer:
     it is), and stops at the first that does not fit (pop_preallocated and _required_admission_tokens in disaggregation/decode.py). When it is
     idle free is the pool. So prompts longer than the pool less the reserve, rounded down to whole pages, are never taken; the front check
     accepts them below max_req_input_len, which is 6 less than min(context, pool)."""
+    if facts.POOL not in node and facts.POOL_LIMIT in node:
+        return _reserve_over_limit(node)
     pool, page, reserve = node[facts.POOL], node[facts.PAGE], node[facts.RESERVE]
     last = min(longest(node), pool)
     _was_read(node)
@@ -135,6 +137,19 @@ def reserve_over_pool(node: Sheet) -> Answer:
     return (
         f"prompts of {first:,} to {last:,} tokens are accepted and can never be taken, because with the reserve of {reserve:,} they need more than "
         f"the pool of {pool:,} tokens, and everything queued behind one waits"
+    )
+
+
+def _reserve_over_limit(node: Sheet) -> Answer:
+    """A manifest only limits the pool. Where the largest pool that it allows leaves such prompts, every smaller one does. Raises NotKnown where it leaves none."""
+    limit, reserve, context = node[facts.POOL_LIMIT], node[facts.RESERVE], node[facts.CONTEXT]
+    _was_read(node)
+    if max(limit - reserve, 0) + 1 > min(limit, context) - SLACK - 1:
+        _ = node[facts.POOL]
+    return (
+        f"--max-total-tokens allows the KV pool {limit:,} tokens at most, and the advertised context is {context:,}: prompts that do not fit the pool "
+        f"together with the reserve of {reserve:,} (more than {max(limit - reserve, 0):,} tokens, or fewer where memory allows less) are accepted and can never "
+        "be taken, and everything queued behind one waits"
     )
 
 
