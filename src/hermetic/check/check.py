@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hermetic.check import facts, sources
@@ -141,6 +142,7 @@ def _notes(options: CheckOptions, deployment: Deployment, verdicts: Sequence[Ver
         notes.append(
             f"Rests on what was attested, not on what was seen: {', '.join(dict.fromkeys(attested))}."
         )
+    notes += _homeless(deployment.nodes)
     notes += _resting_on_nothing(deployment.patches, verdicts)
     if options.select or options.ignore:
         asked = f"only {', '.join(options.select)}" if options.select else "all"
@@ -149,6 +151,22 @@ def _notes(options: CheckOptions, deployment: Deployment, verdicts: Sequence[Ver
     if missing:
         notes.append(f"The baseline has nodes that were not read now: {', '.join(missing)}.")
     return notes
+
+
+def _homeless(nodes: Sequence[Sheet]) -> list[str]:
+    """Files that do not say of which node they are, and were taken for one of their own."""
+    files = [
+        node.name
+        for node in nodes
+        if node.address is None and node.name in {Path(one).name for one in node.sources}
+    ]
+    if not files or len(nodes) == 1:
+        return []
+    shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+    return [
+        f"Of which node it is was not said, so each was taken for a node of its own: {shown}. NAME=FILE says it, like "
+        f"a={files[0]} for this file and a=FILE for another of the same node."
+    ]
 
 
 def unknown_patches(patches: Iterable[int]) -> list[str]:

@@ -46,7 +46,14 @@ class Seen(Generic[T]):
 
 
 class NotKnown(Exception):
-    """A fact that a rule needs and does not have; the message says why, and what would help."""
+    """A fact that a rule needs and does not have; the message says why, and what would help.
+
+    `lacks`: what is not known, where nobody says it; `ask`: the kinds of sources of which one would say it, those that were read and do not left out.
+    Both empty where it is not known for another reason."""
+
+    def __init__(self, message: str, lacks: str = "", ask: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lacks, self.ask = lacks, tuple(ask)
 
 
 @dataclass
@@ -95,7 +102,9 @@ class Sheet:
         """The value that all sources agree on. Raises NotKnown."""
         values = self.values(fact)
         if not values:
-            raise NotKnown(f"{self.name}: {fact.says} is not known; {self._hint(fact)}")
+            silent, left = self._places(fact)
+            message = f"{self.name}: {fact.says} is not known; {_hint(fact, silent, left)}"
+            raise NotKnown(message, fact.says, _with(left or silent if fact.when else left, fact.when))
         if fact.several is not None:
             return fact.several([seen.value for seen in self.seen(fact)])
         if len(values) > 1:
@@ -103,21 +112,14 @@ class Sheet:
             raise NotKnown(f"{self.name}: the sources disagree on {fact.says}: {told}")
         return values[0]
 
-    def _hint(self, fact: Fact[T]) -> str:
-        """Which sources would say it, and which were read and do not."""
+    def _places(self, fact: Fact[T]) -> tuple[list[str], list[str]]:
+        """Of the kinds of sources that can say it: those that were read and do not, and those that were not read."""
         not_its = {
             place for seen in self._facts.get("engine", ()) for place in _NOT_OF.get(str(seen.value), ())
         }
         places = [place for place in fact.asked if place not in not_its or place in self.read] or fact.asked
         silent = [place for place in places if self._was_read(place)]
-        left = [place for place in places if place not in silent]
-        when = f" {fact.when}" if fact.when else ""
-        if not silent:
-            return f"{_listed(left, 'or')} would say it{when}"
-        told = f"{_listed(silent, 'and')} {'was read and does' if len(silent) == 1 else 'were read and do'} not say it"
-        if left:
-            return f"{told}; {_listed(left, 'or')} would{when}"
-        return f"{told}{f' (it would{when})' if when else ''}"
+        return silent, [place for place in places if place not in silent]
 
     def _was_read(self, place: str) -> bool:
         if place == URL:
@@ -161,6 +163,21 @@ class Sheet:
 
 
 def _listed(places: Sequence[str], last: str) -> str:
+def _hint(fact: Fact[T], silent: Sequence[str], left: Sequence[str]) -> str:
+    """Which sources would say it, and which were read and do not."""
+    when = f" {fact.when}" if fact.when else ""
+    if not silent:
+        return f"{_listed(left, 'or')} would say it{when}"
+    told = f"{_listed(silent, 'and')} {'was read and does' if len(silent) == 1 else 'were read and do'} not say it"
+    if left:
+        return f"{told}; {_listed(left, 'or')} would{when}"
+    return f"{told}{f' (it would{when})' if when else ''}"
+
+
+def _with(places: Sequence[str], when: str) -> list[str]:
+    return [f"{place} {when}".strip() for place in places]
+
+
     """its /server_info, its /metrics or its start-up log"""
     return f" {last} ".join([", ".join(places[:-1]), places[-1]] if len(places) > 1 else places)
 

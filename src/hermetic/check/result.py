@@ -14,7 +14,10 @@ class Verdict(msgspec.Struct, kw_only=True):
     """One rule at one subject. `subject`: a node, "prefill -> decode" for a pair, or a proxy.
 
     `message`: of a finding what is wrong, in one sentence with the numbers; of an unknown what is missing and where it would stand; of what is
-    attested, which patch. `where`: the sources that it rests on ("prefill.log, line 41")."""
+    attested, which patch. `where`: the sources that it rests on ("prefill.log, line 41").
+
+    `lacks`, `ask`: of an unknown the same in parts: what is not known, and the kinds of sources of which one would say it; empty where it is unknown for
+    another reason."""
 
     code: str
     state: State
@@ -22,6 +25,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     message: str = ""
     where: list[str] = []
     severity: Severity = "error"
+    lacks: str = ""
+    ask: list[str] = []
 
 
 class Told(msgspec.Struct, kw_only=True):

@@ -285,7 +285,7 @@ def merge(entries: Sequence[_Entry]) -> list[Sheet]:
     for entry in waiting:
         _join(nodes, entry, _likely_node(_others(nodes, entry), entry))
     for number, node in enumerate(nodes, 1):
-        node.sheet.name = node.name or _named(node.sheet) or f"node {number}"
+        node.sheet.name = node.name or _named(node) or f"node {number}"
     _tell_apart([node.sheet for node in nodes])
     return [node.sheet for node in nodes]
 
@@ -342,10 +342,15 @@ def _one_role(node: Sheet, other: Sheet) -> bool:
     return not ours or not theirs or not set(ours).isdisjoint(theirs)
 
 
-def _named(sheet: Sheet) -> str:
+def _named(entry: _Entry) -> str:
+    """By its role and its address, or what its manifest calls it; else by the first file that speaks of it."""
+    sheet = entry.sheet
     role = next(iter(sheet.values(facts.ROLE)), "")
     where = sheet.name or (f"{sheet.address[0]}:{sheet.address[1]}" if sheet.address else "")
-    return f"{role} {where}".strip() if role in ("prefill", "decode") else where or role
+    said = role in re.split(r"[^a-z]+", where.lower())  # a service's own name may say it
+    if role in ("prefill", "decode") and not said:
+        return f"{role} {where}".strip()
+    return where or (Path(sheet.sources[0]).name if entry.stem else role)
 
 
 def _tell_apart(sheets: Sequence[Sheet]) -> None:

@@ -50,7 +50,7 @@ def of(node: Sheet) -> Version:
     try:
         return parse(node[facts.VERSION])
     except NotKnown as unknown:
-        raise NotKnown(_of(node, str(unknown))) from None
+        raise NotKnown(_of(node, str(unknown)), unknown.lacks, unknown.ask) from None
 
 
 def older(node: Sheet, release: str) -> bool:
@@ -59,7 +59,7 @@ def older(node: Sheet, release: str) -> bool:
     try:
         return before(version, release)
     except NotKnown as unknown:
-        raise NotKnown(_of(node, str(unknown))) from None
+        raise NotKnown(_of(node, str(unknown)), unknown.lacks, unknown.ask) from None
 
 
 def _of(node: Sheet, said: str) -> str:

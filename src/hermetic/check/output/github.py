@@ -20,6 +20,7 @@ def dump(report: Report, strict: bool = False) -> str:
             continue
         text = f"{one.source}: {one.why}"
         lines.append(f"::{'warning' if one.part else 'error'} title=not read::{_data(words.plain(text))}")
+    lines += [f"::notice::{_data(words.plain(note))}" for note in report.notes]
     return "".join(f"{line}\n" for line in [*lines, f"::notice::{_data(words.headline(report, strict))}"])
 
 

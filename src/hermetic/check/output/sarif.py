@@ -25,6 +25,7 @@ def dump(report: Report) -> bytes:
     notices = [
         _notice(f"{one.source}: {one.why}", "error" if not one.part else "warning") for one in report.unread
     ]
+    notices += [_notice(note, "note") for note in report.notes]
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "hermetic check", "version": __version__, "rules": [_rule(RULES[code]) for code in codes]}},
         "invocations": [{"executionSuccessful": not any(not one.part for one in report.unread), "toolExecutionNotifications": notices}],

@@ -141,6 +141,7 @@ def _ask(
         message = one.check(*arguments)
     except NotKnown as unknown:
         message, told.state, told.message = None, "unknown", str(unknown)
+        told.lacks, told.ask = unknown.lacks, list(unknown.ask)
     told.where = [
         *([where] if where else []),
         *(place for node in deployment.nodes for place in node.rests_on()),
