@@ -73,6 +73,20 @@ async def test_scenarios_that_were_not_reached_are_no_nothing_found(monkeypatch:
     assert "before 1 of 2 scenarios could be played: give more with --budget" in report.reason
 
 
+async def test_a_profile_takes_longer_than_planned_until_every_scenario_had_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same as above, where nobody said how much time there is. It has an end: four times the plan."""
+    monkeypatch.setattr(run, "chosen", lambda *_: PLAYS)
+    monkeypatch.setattr(run, "LEAST", 1.0)
+    monkeypatch.setitem(run.BUDGETS, "quick", 6.0)
+    assert [played.state for played in (await audited(Told())).scenarios] == ["done", "done"]
+    monkeypatch.setattr(run, "SLOWER", 1.0)
+    report = await audited(Told())
+    assert [played.state for played in report.scenarios] == ["done", "not run"]
+    assert code(report) == 2
+
+
 async def test_a_slow_server_gets_more_time_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any server is slow where a tenth of a microsecond is quick: four times the 12 s."""
     monkeypatch.setattr(run, "chosen", lambda *_: PLAYS[1:])

@@ -34,9 +34,14 @@ from hermetic.audit.stage import SIZES, Stage
 from hermetic.audit.target import Target, TargetError, TargetOptions, open_target
 
 BUDGETS = {"quick": 150.0, "standard": 1200.0, "soak": 4 * 3600.0}  # seconds, where none is given
-# Seconds to a first token, up to which BUDGETS are enough; a slower server is given as much more, up to SLOWER times the budget.
+# Seconds to a first token, up to which BUDGETS are enough; a slower server is given as much more, up to SLOWER times the budget. So is one that
+# turns out to be slower than that until every scenario has had a TURN, unless --budget says how much there is.
 QUICK_SERVER = 0.3
 SLOWER = 4.0
+TURN = (
+    8  # first tokens: a scenario needs a few requests, one behind the other, before it has compared anything
+)
+LEAST = 5.0  # seconds for a scenario, however fast the server is
 NO_TIME = "no time left in the budget"
 PASSES: dict[str, tuple[str, ...]] = {  # sizes in which every scenario is played, one after the other
     "quick": ("quick",),
@@ -227,6 +232,8 @@ class _Run:
         some = [(one, played) for one, played in able if last or one.order < RISKY]
         rest = 0.0 if last else self.left() - min(BUDGETS[sizes[turn]], self.left() / 4)
         for number, (scenario, played) in enumerate(some):
+            if last:
+                self._extend(len(some) - number)
             share = (self.left() - rest) * scenario.weight / sum(one.weight for one, _ in some[number:])
             if (turn or number) and share < self.learned.first:
                 played.state, played.reason = "cut short" if played.requests else "not run", NO_TIME
@@ -236,12 +243,18 @@ class _Run:
             if not last and played.state == "done":
                 played.state, played.reason = "cut short", "only its short form was played"
 
+    def _extend(self, scenarios: int) -> None:
+        """More time, if so many scenarios would not have their turn in what is left of a profile's own."""
+        assert self.learned is not None
+        if self.options.budget is None:
+            needed = (time.monotonic() - self.began) + scenarios * _turn(self.learned)
+            self.budget = max(self.budget, min(needed, SLOWER * BUDGETS[self.options.profile]))
+
     def _enough(self, learned: Learned, able: list[Scenario]) -> None:
         if not able:
             reasons = "; ".join(sorted({p.reason for p in self.report.scenarios})) or "none was chosen"
             raise TargetError(f"no scenario can be played here: {reasons}")
-        # A scenario needs a few requests, one behind the other, before it has compared anything.
-        needed = (time.monotonic() - self.began) + max(5.0, 8 * learned.first)
+        needed = (time.monotonic() - self.began) + _turn(learned)
         if self.budget < needed:
             raise TargetError(
                 f"--budget {self.budget:g}s is too small for one scenario on this server "
@@ -381,6 +394,11 @@ async def _outcome(task: asyncio.Future[None]) -> BaseException | None:
             task.cancel()
             await asyncio.wait([task])
     return task.exception()
+
+
+def _turn(learned: Learned) -> float:
+    """Seconds that a scenario needs at least."""
+    return max(LEAST, TURN * learned.first)
 
 
 def _told(fault: BaseException) -> str:
