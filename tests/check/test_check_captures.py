@@ -111,7 +111,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     # 0.5.20's metrics have no decode_deferred_kv_release_total, 0.5.23's have.
     "VER007": ("F", "P", "-", "-", "-", "-"),
     "VER008": ("P", "P", "-", "-", "-", "PP"),
-    # No log says which Mooncake or NIXL is installed.
+    # No log says which Mooncake or NIXL is installed, and there is no manifest.
     "VER009": ("U", "U", "-", "-", "-", "UU"),
     # The environment is not in what was captured. 0.5.23's decode has counted two deferred releases, so it is on there.
     "REL001": ("UU", "UP", "-", "-", "-", "-"),

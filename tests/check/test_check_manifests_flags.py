@@ -31,7 +31,8 @@ def in_image(image: str, command: list[str], environment: dict[str, str] | None 
 
 
 def said(sheet: Sheet) -> dict[str, object]:
-    return {name: seen[0].value for name, seen in sheet.facts() if seen}
+    """All but the image, which has a test of its own."""
+    return {name: seen[0].value for name, seen in sheet.facts() if seen and name != facts.IMAGE.name}
 
 
 SGLANG_PREFILL = """\
@@ -596,6 +597,52 @@ def test_the_options_of_sglangs_router_are_a_proxy() -> None:
         proxy.routes
         == "prefill http://10.0.0.1:30000, prefill http://10.0.0.2:30000, decode http://10.0.0.3:30000"
     )
+
+
+PAIRS = ["--pd-disaggregation", "--prefill", "http://p:1", "--decode", "http://d:1"]
+
+
+def router(image: str, command: list[str]) -> tuple[float | None, bool | None, bool | None, bool | None]:
+    """Its time-out, whether it asks again, whether it serves pairs, and whether it cancels both halves."""
+    reading = Reading()
+    (run,) = flags.in_image(image, [], ["sglang-router", *command], {}, complete=True)
+    assert flags.read_run(reading, run, "pod", "r") is None
+    (proxy,) = reading.proxies
+    return proxy.read_timeout, proxy.retries_post, proxy.pairs, proxy.cancels_both
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PAIRS, (1800.0, True, True, False)),
+        ([*PAIRS, "--disable-retries", "--request-timeout-secs", "60"], (60.0, False, True, False)),
+        ([*PAIRS, "--mini-lb"], (1800.0, True, True, None)),
+        (["--worker-urls", "http://a:1"], (1800.0, True, False, None)),
+        (["--enable-igw", "--port", "1"], (1800.0, True, None, None)),
+        (["--policy", "random", "\0"], (None, None, None, None)),
+    ],
+)
+def test_what_sglangs_router_does_by_itself_is_known_of_0_3_2(
+    options: list[str], expected: tuple[float | None, bool | None, bool | None, bool | None]
+) -> None:
+    """Read in router_args.py, src/core/retry.rs and src/routers/http/pd_router.rs of 0.3.2."""
+    assert router("lmsysorg/sgl-model-gateway:v0.3.2", options) == expected
+
+
+def test_of_another_router_nothing_is_taken_for_granted() -> None:
+    assert router("lmsysorg/sgl-model-gateway:v0.3.3", PAIRS) == (None, None, True, None)
+    assert router("ours/router:v0.3.2", PAIRS) == (None, None, True, None)
+
+
+@pytest.mark.parametrize(
+    ("image", "kept"),
+    [
+        ("lmsysorg/sglang:v0.5.23-cu126", True), ("ours/server:1.2", True), ("ours/server:latest@sha256:0abc", True),
+        ("lmsysorg/sglang:latest", False), ("lmsysorg/sglang", False), ("lmsysorg/sglang:v0.5.23-\0", False),
+    ],
+)  # fmt: skip
+def test_an_image_is_one_that_a_tag_with_a_version_or_a_digest_names(image: str, kept: bool) -> None:
+    assert in_image(image, ["sglang", "serve", "m"]).values(facts.IMAGE) == ([image] if kept else [])
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,27 @@ def test_releases_that_ended_by_time_out_are_counted_once_for_all_ranks() -> Non
     assert facts.RELEASED_BY_TIMEOUT not in one(BEGIN + READY)  # the log may begin later
 
 
+FREEZE = b"""\
+aiohttp==3.12.0
+mooncake-transfer-engine==0.3.13.post1
+nixl-cu12==1.5.1
+%s==0.5.23
+torch==2.9.1
+"""
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_list_of_packages_says_the_versions_of_engine_and_transports(engine: str) -> None:
+    for content in (FREEZE, FREEZE.replace(b"==", b"   ")):
+        sheet = one(content % engine.encode())
+        assert (sheet[facts.ENGINE], sheet[facts.VERSION]) == (engine, "0.5.23")
+        assert sheet.values(facts.TRANSPORT_VERSION) == ["mooncake 0.3.13.post1", "nixl 1.5.1"]
+
+
+def test_a_list_of_packages_without_an_engine_is_of_nobody() -> None:
+    assert read(FREEZE.replace(b"%s==", b"other==")).sheets == []
+
+
 def test_the_canarys_work_is_read() -> None:
     assert one(BEGIN + READY + STATS % (100, 5120) + STATS % (200, 10240))[facts.CANARY_CHECKED] == 10240
     assert facts.CANARY_CHECKED not in one(BEGIN + READY)

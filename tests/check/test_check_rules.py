@@ -198,17 +198,43 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     )
     yield "VER008", "passed", pair({"version": "v0.5.23"}, {"version": "0.5.23"}), ""
     yield "VER008", "unknown", pair({"version": "0.5.23"}, {}), "decode: the version is not known"
+    cake = {"transport": "mooncake"}
     yield (
         "VER009",
         "finding",
-        pair({"transport_version": "0.3.13"}, {"transport_version": "0.3.9"}),
-        "prefill has 0.3.13 and decode 0.3.9",
+        pair(
+            {**cake, "transport_version": "mooncake 0.3.13"}, {**cake, "transport_version": "mooncake 0.3.9"}
+        ),
+        "prefill has mooncake 0.3.13 and decode mooncake 0.3.9",
     )
-    yield "VER009", "passed", pair({"transport_version": "1.5.1"}, {"transport_version": "1.5.1"}), ""
+    both = {"transport": "nixl", "transport_version": ["nixl 1.5.1", "mooncake 0.3.9"]}
+    # only what moves KV counts
+    yield "VER009", "passed", pair(both, {"transport": "nixl", "transport_version": "nixl 1.5.1"}), ""
     yield (
         "VER009",
         "unknown",
-        pair({}, {"transport_version": "1.5.1"}),
+        pair(both, {"transport": "nixl", "transport_version": "mooncake 0.3.9"}),
+        "the version of nixl",
+    )
+    yield "VER009", "unknown", pair(both, {"transport_version": "nixl 1.5.1"}), "what moves KV"
+    image = {"image": "lmsysorg/sglang:v0.5.23"}
+    yield "VER009", "passed", pair(image, image), "both halves run lmsysorg/sglang:v0.5.23"
+    yield (
+        "VER009",
+        "unknown",
+        pair(image, {"image": "lmsysorg/sglang:v0.5.22"}),
+        "the version of the transfer engine",
+    )
+    yield (
+        "VER009",
+        "unknown",
+        pair(image, {"image": ["lmsysorg/sglang:v0.5.23", "other:v1.0"]}),
+        "the version of the transfer",
+    )
+    yield (
+        "VER009",
+        "unknown",
+        pair({}, {"transport_version": "nixl 1.5.1"}),
         "the version of the transfer engine is not known",
     )
 
@@ -636,11 +662,12 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield (
         "PRX004",
         "finding",
-        behind({"cancels_both": False}, kind="sglang-router"),
-        "it does not cancel the other half",
+        behind({"pairs": True, "cancels_both": False}, kind="sglang-router"),
+        "when one half fails it waits for the other",
     )
     yield "PRX004", "passed", behind({"cancels_both": True}, kind="vllm-router"), ""
-    yield "PRX004", "unknown", behind({}, kind="sglang-router"), "whether it cancels both halves"
+    yield "PRX004", "passed", behind({"pairs": False}, kind="vllm-router"), "there is no other half"
+    yield "PRX004", "unknown", behind({"pairs": True}, kind="sglang-router"), "sgl-model-gateway:v0.3.2"
 
     yield "EXP001", "finding", prefill(inner_host="0.0.0.0"), "listens on all interfaces (0.0.0.0)"
     yield "EXP001", "passed", prefill(inner_host="10.0.0.1"), ""
@@ -687,25 +714,33 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "COV001", "passed", alone(canary="log", canary_checked=0, served_requests=0), ""
     yield "COV001", "passed", alone(canary="none"), ""
     yield "COV001", "unknown", alone(canary="raise"), "how many tokens the canary has checked is not known"
+    on = {"checksum": True, "version": NEW}
+    logged = {**on, "started": True, "checksum_skipped": 0}
     yield (
         "COV002",
         "finding",
-        decode(checksum=True, checksum_skipped=2),
+        pair(on, {**on, "checksum_skipped": 2}),
         "of 2 layouts that requests are taken unverified",
     )
-    yield "COV002", "passed", decode(checksum=False), ""
-    yield (
-        "COV002",
-        "passed",
-        decode(checksum=True, checksum_skipped=0, checksum_wrong=1),
-        "",
-    )  # it has compared at least once
+    yield "COV002", "passed", pair({"checksum": False}, on), "the KV checksum is off in a half"
+    yield "COV002", "passed", pair(on, {"checksum": False}), "the KV checksum is off in a half"
+    yield "COV002", "passed", pair(on, logged), ""
+    # 0.5.22 skips no layout: what does not match is ended
+    yield "COV002", "passed", pair(on, {**on, "version": "0.5.22"}), ""
+    yield "COV002", "unknown", pair(on, on), "whether the log reaches the end of the start is not known"
     yield (
         "COV002",
         "unknown",
-        decode(checksum=True, checksum_skipped=0, checksum_wrong=0),
-        "nothing says that any was compared",
+        pair(on, {**logged, "started": False}),
+        "its log from the start on would say it",
     )
+    yield (
+        "COV002",
+        "unknown",
+        pair(on, {**logged, "version": "0.5.24"}),
+        "when SGLang 0.5.24 skips a checksum",
+    )
+    yield "COV002", "unknown", pair({}, logged), "prefill: whether transferred KV is checked is not known"
 
     yield (
         "HRM001",
@@ -959,7 +994,7 @@ SAID: dict[str, st.SearchStrategy[object]] = {
     "context": COUNTS, "pool": COUNTS, "page": st.sampled_from([1, 16, 64]), "reserve": st.sampled_from([0, 512]),
     "truncates": st.booleans(), "memory_fraction": st.sampled_from([0.5, 0.9]), "kv_bytes": st.sampled_from([0.0, 1e9]),
     "kv_dtype": st.sampled_from(["bfloat16", "fp8_e4m3"]), "tp": st.sampled_from([1, 8]), "pp": st.sampled_from([1, 2]),
-    "transport": st.sampled_from(["mooncake", "nixl", "mori", "fake", "other"]), "transport_version": st.sampled_from(["1", "2"]),
+    "transport": st.sampled_from(["mooncake", "nixl", "mori", "fake", "other"]), "transport_version": st.sampled_from(["mooncake 1", "mooncake 2", "nixl 1"]),
     "deferred": st.booleans(), "release_timeout": st.sampled_from([0.0, 30.0]), "batch_pages": st.sampled_from([0, 1_024]),
     "transfer_speed": st.sampled_from([0.0, 1e6, 1e10]), "released_by_timeout": st.sampled_from([0, 3]), "checksum": st.booleans(),
     "canary": st.sampled_from(["none", "log", "raise"]), "canary_checked": st.sampled_from([0, 9]), "prefill_speed": st.sampled_from([0.0, 1.0, 1e6]),

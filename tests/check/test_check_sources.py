@@ -88,6 +88,17 @@ def test_a_name_that_was_said_decides() -> None:
     assert [(node.name, node.sources) for node in nodes] == [("left", ["a", "c"]), ("right", ["b"])]
 
 
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [("prefill", "prefill"), ("sglang-prefill-0", "sglang-prefill-0"), ("Prefill/leader", "Prefill/leader"), ("prefills", "prefill prefills"), ("a", "prefill a")],
+)  # fmt: skip
+def test_a_role_that_the_name_says_is_not_said_twice(own: str, name: str) -> None:
+    one = sheet("compose.yaml", role="prefill")
+    one.name = own
+    (node,) = sources.merge([Entry(one, "", "", {0})])
+    assert node.name == name
+
+
 def test_no_two_nodes_have_one_name() -> None:
     entries = [Entry(sheet(f"s{n}", None, f"engine{n}", "decode"), "", f"/{n}") for n in range(3)]
     names = [node.name for node in sources.merge(entries)]

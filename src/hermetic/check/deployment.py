@@ -35,7 +35,7 @@ class Proxy:
     """nginx, Envoy, HAProxy or a router before the nodes. Seconds; None: it does not say, and its kind's default is not known. math.inf: it never gives up.
 
     `closes_upstream`: whether it closes the connection to the server when the client leaves before the first token.
-    `cancels_both`: of a router, whether it cancels both halves then."""
+    `pairs`: of a router, whether it sends each request to two halves; `cancels_both`: whether it cancels one when the other fails."""
 
     name: str
     kind: str  # nginx, envoy, haproxy, sglang-router, vllm-router
@@ -43,6 +43,7 @@ class Proxy:
     read_timeout: float | None = None
     retries_post: bool | None = None
     closes_upstream: bool | None = None
+    pairs: bool | None = None
     cancels_both: bool | None = None
     routes: str = ""  # which location, route or backend this is
 

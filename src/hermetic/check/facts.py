@@ -18,6 +18,7 @@ SERVER_INFO, MODEL_INFO, LOADS = "its /server_info", "its /model_info", "its /v1
 MODELS, METRICS_PAGE, URL = "its /v1/models", "its /metrics", "its URL"
 START, LOG = "its start-up log", "its log"
 COMMAND, ENVIRONMENT = "its command line or manifest", "its manifest (environment)"
+PACKAGES = "its list of packages (pip freeze)"
 _NOT_OF = {
     "vllm": (SERVER_INFO, LOADS),
     "hermetic": (SERVER_INFO, LOADS),
@@ -162,7 +163,6 @@ class Sheet:
             kept += [one for one in seen if one not in kept]
 
 
-def _listed(places: Sequence[str], last: str) -> str:
 def _hint(fact: Fact[T], silent: Sequence[str], left: Sequence[str]) -> str:
     """Which sources would say it, and which were read and do not."""
     when = f" {fact.when}" if fact.when else ""
@@ -178,6 +178,7 @@ def _with(places: Sequence[str], when: str) -> list[str]:
     return [f"{place} {when}".strip() for place in places]
 
 
+def _listed(places: Sequence[str], last: str) -> str:
     """its /server_info, its /metrics or its start-up log"""
     return f" {last} ".join([", ".join(places[:-1]), places[-1]] if len(places) > 1 else places)
 
@@ -213,7 +214,13 @@ PP = Fact[int]("pp", "the pipeline parallel depth", (_INFO, _COMMAND))
 TRANSPORT = Fact[str](
     "transport", "what moves KV between the halves", (_INFO, _COMMAND)
 )  # mooncake, nixl, shm, fake, ...
-TRANSPORT_VERSION = Fact[str]("transport_version", "the version of the transfer engine", (_START,))
+TRANSPORT_VERSION = Fact[str](
+    "transport_version",
+    "the version of the transfer engine",
+    (PACKAGES, _START),
+    lambda told: ", ".join(sorted(set(told))),  # there may be several engines, each with its name
+)
+IMAGE = Fact[str]("image", "the image that it runs in", (_COMMAND,))
 
 DEFERRED = Fact[bool](
     "deferred", "whether decode waits for the transfer before it releases pages", (_ENVIRONMENT,)

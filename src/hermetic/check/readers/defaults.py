@@ -3,7 +3,7 @@
 The one thing to know: a row holds for the releases that it names and for no other, also not for those between or after them. Of a release that
 is in no row nothing is known of what is not given.
 
-Read in the source of SGLang 0.5.19 (server_args.py, environ.py) and 0.5.20 to 0.5.23 (arg_groups/fields, environ.py), with what changes options after
+Read in the source of sglang-router 0.3.2 (router_args.py, src/core/retry.rs, src/routers/http/pd_router.rs), of SGLang 0.5.19 (server_args.py, environ.py) and 0.5.20 to 0.5.23 (arg_groups/fields, environ.py), with what changes options after
 they were parsed (arg_groups/*_hook.py), and of vLLM 0.32.0 (config/, envs.py, the NIXL connector).
 """
 
@@ -19,6 +19,7 @@ from hermetic.check.facts import Fact
 
 SGLANG_READ = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
 VLLM_READ = ("0.32.0",)
+ROUTER_READ = ("0.3.2",)  # sglang-router, which is in the image sgl-model-gateway
 _SINCE_20, _SINCE_21 = SGLANG_READ[1:], SGLANG_READ[2:]
 _BEFORE_21 = SGLANG_READ[:2]
 
@@ -75,6 +76,21 @@ VARIABLES: Mapping[str, tuple[Default, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class RouterDefaults:
+    """`timeout`: in seconds; `tries`: of a request that fails, the first one included; `cancels_both`: with halves, whether one is cancelled when the
+    other fails (0.3.2 waits for both: tokio::join!)."""
+
+    timeout: float
+    tries: int
+    cancels_both: bool
+
+
+def router(release: str) -> RouterDefaults | None:
+    """What SGLang's router does that is told nothing else; None for a release that was not read."""
+    return RouterDefaults(1800.0, 5, cancels_both=False) if release in ROUTER_READ else None
+
+
 def options(engine: str, release: str) -> Iterator[Default]:
     """The options of which it is known what they mean in this release where they are not given."""
     return (one for one in OPTIONS.get(engine, ()) if release in one.releases)
@@ -90,4 +106,16 @@ def was_read(engine: str, release: str) -> bool:
     return release in {"sglang": SGLANG_READ, "vllm": VLLM_READ}.get(engine, ())
 
 
-__all__ = ["OPTIONS", "SGLANG_READ", "VARIABLES", "VLLM_READ", "Default", "options", "variables", "was_read"]
+__all__ = [
+    "OPTIONS",
+    "ROUTER_READ",
+    "SGLANG_READ",
+    "VARIABLES",
+    "VLLM_READ",
+    "Default",
+    "RouterDefaults",
+    "options",
+    "router",
+    "variables",
+    "was_read",
+]

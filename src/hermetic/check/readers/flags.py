@@ -93,6 +93,8 @@ def read_run(reading: Reading, run: Run, place: str, name: str, files: Files = n
     version = image_version(run.image)
     if version is not None and version[0] == run.kind:
         sheet.add(facts.VERSION, version[1], f"{place}, image tag")
+    if UNKNOWN not in run.image and ("@sha256:" in run.image or _TAG.fullmatch(_tag(run.image))):
+        sheet.add(facts.IMAGE, run.image, f"{place}, image")
     given = _given(run, files, reading, place)
     if (why := _only_computes(given)) is not None:
         reading.failed(
@@ -385,6 +387,7 @@ def in_image(
 _OFFICIAL = (
     (re.compile(r"(?:^|/)lmsysorg/sglang(?:-[a-z]+)?$"), SGLANG),
     (re.compile(r"(?:^|/)vllm/vllm-openai(?:-[a-z]+)?$"), VLLM),
+    (re.compile(r"(?:^|/)lmsysorg/sgl-model-gateway$"), SGLANG_ROUTER),
 )
 _STARTS_VLLM = re.compile(r"(?:^|/)vllm-openai(?:-[a-z]+)?$")
 _INSTALLS = re.compile(r"\b(?:pip[\d.]*|uv|conda|mamba)\s+(?:\S+\s+)?(?:install|sync|add)\b")
@@ -467,7 +470,7 @@ _OPTIONS: dict[str, dict[str, _Option]] = {
 _KEYS = ("api-key", "admin-api-key")
 _ROUTER_OPTIONS = (
     "request-timeout-secs retry-max-retries host port prefill decode worker-urls",
-    "disable-retries pd-disaggregation vllm-pd-disaggregation mini-lb",
+    "disable-retries pd-disaggregation vllm-pd-disaggregation mini-lb enable-igw",
 )
 
 
@@ -942,7 +945,7 @@ def _cluster(sheet: Sheet, run: Run, given: _Given, cluster: Mapping[str, Any], 
 
 
 def _router(reading: Reading, run: Run, place: str, name: str, prefix: str) -> None:
-    """A router's own time-out and retries. What it does when a client leaves its options do not say."""
+    """A router's own time-out and retries, and what its release does by itself. What it does when a client leaves its options do not say."""
     kind = run.kind if run.kind not in _ENGINES else SGLANG_ROUTER
     names, alone = _ROUTER_OPTIONS
     table = _table(
@@ -970,7 +973,27 @@ def _router(reading: Reading, run: Run, place: str, name: str, prefix: str) -> N
         proxy.retries_post = int(tries) > 1  # the count is of tries, the first one included
     if given.open:
         reading.failed(place, "has options that a variable holds, which are not read", part=True)
+    halves = [given.values.get(prefix + name) for name in _TO_HALVES]
+    others = given.open or any(not given.unsaid(prefix + name) for name in (*_TO_HALVES, "enable-igw"))
+    proxy.pairs = True if any(halves) else None if others else False
+    version = image_version(run.image) or ("", "")
+    known = defaults.router(version[1]) if version[0] == kind == run.kind else None
+    if known is not None:
+        _by_itself(proxy, known, given, prefix)
     reading.proxies.append(proxy)
+
+
+_TO_HALVES = ("pd-disaggregation", "vllm-pd-disaggregation", "prefill", "decode")
+
+
+def _by_itself(proxy: Proxy, known: defaults.RouterDefaults, given: _Given, prefix: str) -> None:
+    """What the router's release does where no option says otherwise."""
+    if given.unsaid(f"{prefix}request-timeout-secs"):
+        proxy.read_timeout = known.timeout
+    if proxy.retries_post is None and given.unsaid(f"{prefix}retry-max-retries") and not given.open:
+        proxy.retries_post = known.tries > 1
+    if proxy.pairs and f"{prefix}mini-lb" not in given.values:
+        proxy.cancels_both = known.cancels_both
 
 
 def _routes(words: Iterable[str], prefix: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from hermetic.check import facts
 from hermetic.check.deployment import DECODE, PREFILL
 from hermetic.check.facts import Fact, Seen, Sheet
-from hermetic.check.readers import defaults, prometheus, values
+from hermetic.check.readers import defaults, packages, prometheus, values
 from hermetic.check.readers.logs import Line
 from hermetic.check.readers.prometheus import Samples
 from hermetic.check.readers.reading import Reading
@@ -216,7 +216,6 @@ _PREFILL = re.compile(
 _RANK = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([^\]]{0,40})\]")
 _CHECKED = re.compile(rb"\[canary\] step=\d+ protected_tokens=(\d+)")
 _WRONG = re.compile(rb"KV checksum mismatch (?:on a peer rank )?req=")
-_INSTALLED = re.compile(rb"\b(mooncake-transfer-engine|nixl)((?:-[a-z]+\d*)*)-(\d+(?:\.\d+)+\S*)")
 _RELEASED = re.compile(rb"Deferred KV release for room (\S{1,40}) timed out after ")
 _COUNTED = (facts.CHECKSUM_SKIPPED, facts.CHECKSUM_WRONG, facts.CANARY_WARM_UP, facts.CANARY_WRONG)
 
@@ -227,7 +226,7 @@ class Log:
     words: frozenset[bytes] = frozenset({
         b"server_args=", b"max_total_num_tokens=", b"allocated. dtype", b"KV checksum", b"canary", b"ready to roll",
         b"Uvicorn running on", b"BootstrapServer started", b"Prefill batch, ", b"Decode batch, ", b"Successfully installed",
-        b"Deferred KV release",
+        b"Deferred KV release", *packages.words(NAME),
     })  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -278,9 +277,10 @@ class Log:
             self.ours = True
             at = values.address(match[1].decode("utf-8", "replace"))
             self._sheet.add(facts.INNER_HOST, at[0] if at else None, where)
+        elif packages.listed(self._sheet, NAME, text, where):
+            self.ours = True
         elif b"Successfully installed" in text:
-            for match in _INSTALLED.finditer(text):
-                self._sheet.add(facts.TRANSPORT_VERSION, match[3].decode("utf-8", "replace"), where)
+            packages.transports(self._sheet, text, where)
         else:
             self._evidence(text, where)
 

@@ -13,7 +13,7 @@ from typing import Any
 from hermetic.check import facts
 from hermetic.check.deployment import ALONE
 from hermetic.check.facts import Fact, Sheet
-from hermetic.check.readers import prometheus, values
+from hermetic.check.readers import packages, prometheus, values
 from hermetic.check.readers.logs import Line
 from hermetic.check.readers.prometheus import Samples
 from hermetic.check.readers.reading import Reading
@@ -256,7 +256,6 @@ _POOL = re.compile(rb"\b(?:GPU|CPU|XPU|TPU|HPU)[^:]{0,12} KV cache size: ([\d,]+
 _CONTEXT = re.compile(rb"Using max model len (\d+)")
 _ADDRESS = re.compile(rb"(?:Starting vLLM (?:API )?server (?:\d+ )?on|Uvicorn running on) (https?://\S+)")
 _ROUTE = re.compile(rb"Route: (/\S*), Methods")
-_INSTALLED = re.compile(rb"\b(?:mooncake-transfer-engine|nixl)(?:-[a-z]+\d*)*-(\d+(?:\.\d+)+\S*)")
 
 
 # Nothing of the kind in a log says nothing: it may end before. Only /metrics says that there was none.
@@ -272,7 +271,7 @@ class Log:
     words: frozenset[bytes] = frozenset({
         b"non-default args: ", b"version ", b"LLM engine (v", b"Using max model len ", b"KV cache size: ", b"Starting vLLM ",
         b"Available routes are", b"Route: /", b"Application startup complete", b"Uvicorn running on", b"Successfully installed",
-        *EXPIRIES,
+        *EXPIRIES, *packages.words(NAME),
     })  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -321,9 +320,10 @@ class Log:
         elif b"Application startup complete" in text:
             self._listed = bool(self._routes)
             self._sheet.replace(facts.STARTED, True, where)
+        elif packages.listed(self._sheet, NAME, text, where):
+            self.ours = True
         elif b"Successfully installed" in text:
-            for match in _INSTALLED.finditer(text):
-                self._sheet.add(facts.TRANSPORT_VERSION, match[1].decode("utf-8", "replace"), where)
+            packages.transports(self._sheet, text, where)
         elif b"  version " in text or b"vLLM API server version " in text:
             self._versioned(text, where)
         else:

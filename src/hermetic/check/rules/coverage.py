@@ -6,10 +6,13 @@ what was looked at tells them apart.
 
 from __future__ import annotations
 
-from hermetic.check import facts
+from hermetic.check import facts, versions
+from hermetic.check.deployment import Pair
 from hermetic.check.facts import NotKnown, Sheet
 from hermetic.check.rules.detection import is_checked
 from hermetic.check.rules.registry import Answer, Fine, rule
+
+SKIPS_SINCE = "0.5.23"  # the first release that skips layouts
 
 
 @rule(
@@ -34,23 +37,30 @@ def canary_idle(node: Sheet) -> Answer:
 
 @rule(
     "COV002",
-    "the KV checksum is on and may compare nothing",
+    "the KV checksum is on and compares nothing",
     engines=("sglang",),
-    roles=("decode",),
-    why="SGLang counts the checksums that do not match, not those that do. Where the log says that layouts are skipped, and transfers arrived, nothing says "
-    "that any was compared.",
+    per="pair",
+    why="SGLang counts the checksums that do not match, not those that do. Where decode skips a layout its requests are taken unverified, and that is said "
+    "once for each layout.",
     fix="Give both halves the same --tp-size, --pp-size, --page-size and --kv-cache-dtype, and send a request through each pair after a start.",
-    source="disaggregation/decode.py of SGLang 0.5.23 (_kv_checksum_comparable).",
+    source="disaggregation/decode.py of SGLang 0.5.21 and 0.5.22 (compares whatever came) and of 0.5.23 (_kv_checksum_comparable).",
     severity="warning",
 )
-def checksum_idle(node: Sheet) -> Answer:
-    if not is_checked(node):
+def checksum_idle(pair: Pair) -> Answer:
+    """With the checksum on in both halves, decode compares every request whose layout it does not skip. 0.5.21 and 0.5.22 skip none. 0.5.23 writes a line for
+    each layout that it skips, so a log from the start on without one shows that it skips none."""
+    if not all(is_checked(half) for half in pair.halves):
+        return Fine("the KV checksum is off in a half")  # DET001, DET010
+    decode = pair.decode
+    if decode.get(facts.CHECKSUM_SKIPPED, 0) > 0:
+        skipped = decode[facts.CHECKSUM_SKIPPED]
+        return f"the KV checksum is on, and decode's log says of {skipped:,} layout{'' if skipped == 1 else 's'} that requests are taken unverified"
+    if versions.older(decode, SKIPS_SINCE):
         return None
-    skipped = node[facts.CHECKSUM_SKIPPED]
-    if skipped > 0:
-        return f"the KV checksum is on, and the log says of {skipped:,} layout{'' if skipped == 1 else 's'} that requests are taken unverified"
-    if node.get(facts.CHECKSUM_WRONG, 0) > 0:
-        return None
-    raise NotKnown(
-        f"{node.name}: SGLang counts the checksums that do not match, not those that do, so nothing says that any was compared"
-    )
+    if versions.of(decode).release != versions.parse(SKIPS_SINCE).release:
+        raise NotKnown(f"{decode.name}: when SGLang {decode[facts.VERSION]} skips a checksum is not known")
+    if not (decode[facts.STARTED] and decode[facts.CHECKSUM_SKIPPED] == 0):
+        raise NotKnown(
+            f"{decode.name}: whether it skips a layout is not known; its log from the start on would say it"
+        )
+    return None

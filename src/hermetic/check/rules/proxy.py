@@ -11,7 +11,7 @@ from hermetic.check import facts
 from hermetic.check.deployment import DECODE, PREFILL, Deployment, Proxy
 from hermetic.check.facts import NotKnown, Sheet, T
 from hermetic.check.rules.capacity import longest
-from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.registry import Answer, Fine, rule
 from hermetic.check.rules.release import defers, in_seconds
 
 ROUTERS = ("sglang-router", "vllm-router")
@@ -61,7 +61,8 @@ def gives_up(proxy: Proxy, deployment: Deployment) -> Answer:
     "then used twice: the second reads pages that were given on.",
     fix="Retry only what cannot have reached a node: nginx without non_idempotent in proxy_next_upstream, Envoy with connect-failure alone, HAProxy with "
     "retry-on conn-failure or disable-l7-retry for POST.",
-    source="https://github.com/vllm-project/vllm/issues/52234; the class 'id reuse' of the field's fault reports.",
+    source="https://github.com/vllm-project/vllm/issues/52234; the class 'id reuse' of the field's fault reports. sglang-router 0.3.2 asks up to five times "
+    "after 408, 429 and 5xx (src/core/retry.rs).",
 )
 def retries(proxy: Proxy, deployment: Deployment) -> Answer:
     again = _said(proxy, proxy.retries_post, "whether it sends POST requests again")
@@ -104,18 +105,30 @@ def aborts(proxy: Proxy, deployment: Deployment) -> Answer:
 
 @rule(
     "PRX004",
-    "the router does not cancel both halves",
+    "the router does not cancel one half when the other fails",
+    severity="warning",
     per="proxy",
     kinds=ROUTERS,
-    why="A request that is cancelled in one half goes on in the other: decode holds its pages until a time-out (300 s), or prefill writes for nobody.",
-    fix="Use a router that cancels both, or bound the wait (SGLANG_DISAGGREGATION_WAITING_TIMEOUT on decode, a request time-out on the router).",
-    source="https://github.com/sgl-project/sglang/issues/9726, https://github.com/vllm-project/aibrix/issues/2289.",
+    why="A request that has failed in one half goes on in the other: decode holds its pages for a transfer that never comes until its time-out "
+    "(SGLANG_DISAGGREGATION_WAITING_TIMEOUT, 300 s), or prefill writes for nobody.",
+    fix="Use a router that cancels the other half, or bound the wait (SGLANG_DISAGGREGATION_WAITING_TIMEOUT on decode).",
+    source="src/routers/http/pd_router.rs of sglang-router 0.3.2 waits for both halves; https://github.com/sgl-project/sglang/pull/29017 cancels decode. "
+    "https://github.com/sgl-project/sglang/issues/9726, https://github.com/vllm-project/aibrix/issues/2289.",
+    patches=(29017,),
 )
 def cancels_one(proxy: Proxy, deployment: Deployment) -> Answer:
-    both = _said(
-        proxy, proxy.cancels_both, "whether it cancels both halves when a client leaves or one half fails"
+    """What a router does is known of sglang-router 0.3.2, by the tag of the image sgl-model-gateway. A router that sends no request to two halves has none
+    to cancel."""
+    if proxy.pairs is False:
+        return Fine("it sends a request to one server, so there is no other half")
+    if proxy.cancels_both is None:
+        raise NotKnown(
+            f"{proxy.name}: whether it cancels one half when the other fails is not known; it is of sglang-router 0.3.2, where a manifest names the image "
+            "sgl-model-gateway:v0.3.2"
+        )
+    return (
+        None if proxy.cancels_both else "when one half fails it waits for the other, and does not cancel it"
     )
-    return None if both else "it does not cancel the other half when a client leaves or one half fails"
 
 
 def _longest(node: Sheet) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from hermetic.check import facts, versions
 from hermetic.check.deployment import DECODE, PREFILL, Pair
-from hermetic.check.facts import Sheet
-from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.facts import NotKnown, Sheet
+from hermetic.check.rules.registry import Answer, Fine, rule
 
 _SGLANG, _HALVES = ("sglang",), (PREFILL, DECODE)
 DEFERRED_SINCE = "0.5.19"  # the first release that has deferred release, if it is told to
@@ -176,10 +176,27 @@ def versions_differ(pair: Pair) -> Answer:
     per="pair",
     why="Mooncake and NIXL change their wire format and their memory registration between releases; a mixed pair may fail in the middle of a transfer.",
     fix="Install the same version of the transfer engine on both halves.",
-    source="Release notes of Mooncake and NIXL.",
+    source="Release notes of Mooncake and NIXL. Nothing that an engine answers says which one it has: the output of pip freeze on each node does, and so "
+    "does a manifest that gives both halves one image.",
 )
 def engines_differ(pair: Pair) -> Answer:
-    prefill, decode = pair.prefill[facts.TRANSPORT_VERSION], pair.decode[facts.TRANSPORT_VERSION]
-    if prefill.removeprefix("v") != decode.removeprefix("v"):
-        return f"prefill has {prefill} and decode {decode}"
+    """What was seen installed of the transport that the pair uses; else one image for both, by its digest or a tag that names a version."""
+    if all(facts.TRANSPORT_VERSION in half for half in pair.halves):
+        prefill, decode = (_engine_of(half) for half in pair.halves)
+        return None if prefill == decode else f"prefill has {prefill} and decode {decode}"
+    ours, theirs = (half.values(facts.IMAGE) for half in pair.halves)
+    if len(ours) == 1 and ours == theirs:
+        return Fine(f"both halves run {ours[0]}, with the transfer engine that is in it")
+    _ = pair.prefill[facts.TRANSPORT_VERSION], pair.decode[facts.TRANSPORT_VERSION]
     return None
+
+
+def _engine_of(half: Sheet) -> str:
+    """The version of the engine that moves its KV, with its name. Raises NotKnown."""
+    moves = half[facts.TRANSPORT]
+    told = [one for one in half.values(facts.TRANSPORT_VERSION) if one.startswith(f"{moves} ")]
+    if len(told) != 1:
+        raise NotKnown(
+            f"{half.name}: the version of {moves} is not known; its sources name {half[facts.TRANSPORT_VERSION]}"
+        )
+    return told[0]
