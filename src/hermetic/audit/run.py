@@ -230,7 +230,8 @@ class _Run:
         sizes = PASSES[self.options.profile]
         last = turn + 1 == len(sizes)
         some = [(one, played) for one, played in able if last or one.order < RISKY]
-        rest = 0.0 if last else self.left() - min(BUDGETS[sizes[turn]], self.left() / 4)
+        slow = max(1.0, self.budget / BUDGETS[self.options.profile])
+        rest = 0.0 if last else self.left() - min(slow * BUDGETS[sizes[turn]], self.left() / 4)
         for number, (scenario, played) in enumerate(some):
             if last:
                 self._extend(len(some) - number)
