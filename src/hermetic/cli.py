@@ -643,7 +643,10 @@ def check(
 @app.command()
 def exposure(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Access logs, one JSON object a line; gzip too.")
+        list[Path],
+        typer.Argument(
+            metavar="LOG...", help="Access logs, one JSON object a line; gzip too; - is standard input."
+        ),
     ],
     pool: Annotated[int, typer.Option(help="Tokens that the smaller pool held at that time.", min=1)],
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Like 2026-11-29T14:00Z.")] = None,
@@ -655,10 +658,11 @@ def exposure(
         list[str] | None,
         typer.Option(
             metavar="KIND=NAME",
-            help="Which field holds time, id, status, prompt, prefill_prompt or first (seconds to the first token); dots for what is nested.",
+            help="Which field holds time, id, status, prompt, cached, prefill_prompt, first (seconds to the first token; first=NAME:ms for others), "
+            "header, whole, method, path or request; dots for what is nested.",
         ),
     ] = None,
-    format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    format: Annotated[str, typer.Option(help="text or json (docs/exposure-schema.json).")] = "text",
     ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the request ids there, one a line.")
     ] = None,

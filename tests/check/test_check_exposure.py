@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermetic.check import exposed, exposure
+from hermetic.check import exposed
 from hermetic.check.exposure import SIGNS, ExposureOptions, read
 from hermetic.options import OptionError
 
@@ -52,7 +52,7 @@ def test_each_line_is_judged_by_its_own_numbers(tmp_path: Path) -> None:
     assert {hit.id: set(hit.signs) for hit in found.hits} == {
         "over": {OVER}, "fast": {FAST}, "halves": {APART}, "all": {OVER, FAST, APART},
     }  # fmt: skip
-    assert (found.lines, found.judged, found.not_judged) == (10, 10, {})
+    assert (found.lines, found.judged, found.not_judged) == (10, 10, [])
     assert ["of 5 of 9 answers" in one for one in found.not_asked] == [
         True
     ]  # without a time they are not innocent
@@ -67,10 +67,12 @@ def test_what_lacks_a_number_is_counted_and_not_taken_for_innocent(tmp_path: Pat
     )  # fmt: skip
     found = read([path], ExposureOptions(POOL))
     assert (found.lines, found.judged) == (7, 1)
-    assert sum(found.not_judged.values()) == 6
-    assert found.not_judged["no prompt tokens"] == 2
-    assert found.not_judged["no status"] == 1
-    assert found.not_judged["is no JSON object"] == 2
+    assert {one.why: one.lines for one in found.not_judged} == {
+        "is no JSON object": 2, "no prompt tokens": 2, "no status": 1, "is longer than 1,048,576 bytes": 1,
+    }  # fmt: skip
+    lacking = {one.why: (one.first, one.fields) for one in found.not_judged}
+    assert lacking["is no JSON object"] == (f"{path}, line 1", [])
+    assert lacking["no prompt tokens"] == (f"{path}, line 4", ["status"])
     assert len(found.not_asked) == 2  # no --prefill-speed, and nothing of the other half
 
 
@@ -88,8 +90,11 @@ def test_only_the_time_that_was_asked_for_counts(tmp_path: Path) -> None:
     since, until = datetime(2026, 11, 29, 14, tzinfo=UTC), datetime(2026, 11, 29, 16, tzinfo=UTC)
     found = read([path], ExposureOptions(POOL, since, until))
     assert [hit.id for hit in found.hits] == ["first", "seconds", "milliseconds"]
-    assert (found.outside, found.not_judged) == (2, {"no time": 1})
-    assert found.hours == {"2026-11-29T14:00Z": 3}
+    assert (found.outside, [(one.why, one.lines) for one in found.not_judged]) == (2, [("no time", 1)])
+    assert [(one.start, one.hits) for one in found.times] == [
+        ("2026-11-29T14:00Z", 1), ("2026-11-29T14:01Z", 0), ("2026-11-29T14:02Z", 0), ("2026-11-29T14:03Z", 0),
+        ("2026-11-29T14:04Z", 0), ("2026-11-29T14:05Z", 2),
+    ]  # fmt: skip
 
 
 def test_fields_are_found_by_name_nested_or_with_dots(tmp_path: Path) -> None:
@@ -118,7 +123,7 @@ def test_no_bytes_break_it(tmp_path_factory: pytest.TempPathFactory, lines: list
     path = tmp_path_factory.mktemp("log") / "access.log"
     path.write_bytes(b"\n".join(lines))
     found = read([path], ExposureOptions(10, prefill_speed=1.0))
-    assert found.judged + sum(found.not_judged.values()) == found.lines
+    assert found.judged + found.passed_over + sum(one.lines for one in found.not_judged) == found.lines
 
 
 def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,11 +155,6 @@ def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.Captu
 def test_options_that_cannot_be_meant_are_refused(asked: exposed.Asked, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         exposed.main(asked)
-
-
-def test_a_time_line_shows_the_quiet_hours_too() -> None:
-    hours = exposure.gaps(["2026-11-29T22:00Z", "2026-11-30T01:00Z", ""])
-    assert hours == ["2026-11-29T22:00Z", "2026-11-29T23:00Z", "2026-11-30T00:00Z", "2026-11-30T01:00Z"]
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0005-01-01T00:00:00Z", -62135596800, 1e300])  # fmt: skip

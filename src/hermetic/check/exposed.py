@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hermetic.check import exposure
-from hermetic.check.exposure import NAMES, Exposure, ExposureOptions
+from hermetic.check.exposure import KINDS, Exposure, ExposureOptions, Lacking
+from hermetic.check.exposure_times import Bucket
+from hermetic.check.output import json_file
 from hermetic.check.output.words import counted, plain
 from hermetic.options import OptionError
 
@@ -62,8 +63,8 @@ def _options(asked: Asked) -> ExposureOptions:
 
 def _field(text: str) -> tuple[str, str]:
     kind, _, name = text.partition("=")
-    if kind not in NAMES or not name:
-        raise OptionError(f"--field {text!r}: write KIND=NAME, with a kind of {', '.join(NAMES)}")
+    if kind not in KINDS or not name:
+        raise OptionError(f"--field {text!r}: write KIND=NAME, with a kind of {', '.join(KINDS)}")
     return kind, name
 
 
@@ -84,40 +85,64 @@ def _show(console: Console, found: Exposure) -> None:
             part for part in (hit.time, plain(hit.id, 80), prompt, ", ".join(hit.signs), hit.where) if part
         )
         console.print(Text(plain(said)), soft_wrap=True)
-    if len(found.hits) > SHOWN:
-        console.print(
-            Text(
-                f"and {len(found.hits) - SHOWN:,} more: --ids FILE or --format json has all of them",
-                style="dim",
-            )
-        )
-    for reason, number in found.not_judged.items():
-        console.print(
-            Text(f"{counted(number, 'line')} not judged: {reason}", style="bold magenta"), soft_wrap=True
-        )
-    for one in found.not_asked:
-        console.print(Text(f"not asked: {one}", style="dim"), soft_wrap=True)
-    for one in found.unread:
-        console.print(Text(f"not read: {plain(one)}", style="bold"), soft_wrap=True)
+    if found.fits > SHOWN:
+        console.print(Text(_rest(found), style="dim"), soft_wrap=True)
+    for one in found.not_judged:
+        console.print(Text(_lacking(one), style="bold magenta"), soft_wrap=True)
+    for reason in found.not_asked:
+        console.print(Text(f"not asked: {reason}", style="dim"), soft_wrap=True)
+    for reason in found.unread:
+        console.print(Text(f"not read: {plain(reason)}", style="bold"), soft_wrap=True)
     console.print(Text(_headline(found), style="bold"), soft_wrap=True)
+
+
+def _rest(found: Exposure) -> str:
+    listed = (
+        "all of them" if len(found.hits) == found.fits else f"the first {len(found.hits):,} that were read"
+    )
+    return f"and {found.fits - SHOWN:,} more: --ids FILE or --format json has {listed}"
+
+
+def _lacking(one: Lacking) -> str:
+    """With the fields that the first of them has, since one of them may be the one that is missing under another name."""
+    fields = f", which has {', '.join(map(plain, one.fields))}" if one.fields else ""
+    field = _FIELD_OF.get(one.why)
+    name = f"; --field {field}=NAME says which it is" if field and fields else ""
+    return f"{counted(one.lines, 'line')} not judged: {one.why} (the first: {plain(one.first)}{fields}{name})"
+
+
+_FIELD_OF = {"no time": "time", "no status": "status", "no prompt tokens": "prompt"}
 
 
 def _headline(found: Exposure) -> str:
     outside = f", {found.outside:,} of another time" if found.outside else ""
-    fits = f"{len(found.hits):,} fit the signature" if found.judged else "nothing could be judged"
-    return f"{found.lines:,} lines, {found.judged:,} judged{outside}: {fits} (pool of {found.pool:,} tokens)"
+    passed = f", {found.passed_over:,} without a prompt (GET, health checks)" if found.passed_over else ""
+    fits = f"{found.fits:,} fit the signature" if found.judged else "nothing could be judged"
+    return f"{found.lines:,} lines, {found.judged:,} judged{outside}{passed}: {fits} (pool of {found.pool:,} tokens)"
 
 
 def _times(console: Console, found: Exposure) -> None:
-    """Hits by hour."""
-    hours, most = Counter(found.hours), max(found.hours.values(), default=0)
+    """Hits by time, quiet times too."""
+    most = max((bucket.hits for bucket in found.times), default=0)
     table = Table(box=None, pad_edge=False, show_header=False)
-    for hour in exposure.gaps(found.hours):
-        table.add_row(hour, f"{hours[hour]:,}", Text("\u2588" * -(-WIDE * hours[hour] // most), style="red"))
-    if found.hours.get(""):
-        table.add_row("no time", f"{hours['']:,}", "")
+    for bucket in found.times:
+        table.add_row(bucket.start, f"{bucket.hits:,}", _bar(bucket, most))
+    if found.no_time:
+        table.add_row("no time", f"{found.no_time:,}", "")
     if table.row_count:
         console.print(table)
 
 
-__all__ = ["Asked", "main"]
+def _bar(bucket: Bucket, most: int) -> Text:
+    return Text("\u2588" * -(-WIDE * bucket.hits // most), style="red")
+
+
+def schema() -> bytes:
+    """Of --format json: `python -m hermetic.check.exposed docs/exposure-schema.json`."""
+    return json_file.schema_of(Exposure, "What hermetic exposure --format json writes")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_bytes(schema())
+
+__all__ = ["Asked", "main", "schema"]

@@ -1,44 +1,45 @@
 """`hermetic exposure`: after an incident, which past responses fit its signature? From access logs of JSON lines.
 
 The one thing to know: what fits the signature may have held somebody's data, what does not has no reason in these numbers to be suspected. Lines that lack
-a field are counted as not judged, and are never taken for innocent. Bounded memory for logs of any size: only ids and hours are kept.
+a field are counted as not judged, and are never taken for innocent. Bounded memory for logs of any size: only ids and times are kept.
+
+What a proxy says of times is used for what it proves. The whole answer ended after its first token, so an answer that was whole too soon had its first
+token too soon. The header may leave before the first token (servers that stream send it at once), so a late header shows a late token, and an early one
+shows nothing.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
+from hermetic.check.exposure_fields import KINDS, Found, Plans, in_time, number
+from hermetic.check.exposure_times import Bucket, TimeLine
 from hermetic.options import OptionError
 
 Sign = Literal["over the pool and answered", "faster than it can be read", "halves disagree"]
 SIGNS: tuple[Sign, ...] = ("over the pool and answered", "faster than it can be read", "halves disagree")
-NAMES: Mapping[str, tuple[str, ...]] = {  # fields that are looked for where none is named
-    "time": ("time", "timestamp", "ts", "@timestamp", "start_time"),
-    "id": ("request_id", "id", "rid", "x_request_id", "req_id"),
-    "status": ("status", "status_code", "http_status"),
-    "prompt": ("usage.prompt_tokens", "prompt_tokens", "input_tokens"),
-    "cached": (
-        "usage.prompt_tokens_details.cached_tokens",
-        "prompt_tokens_details.cached_tokens",
-        "cached_tokens",
-    ),
-    "prefill_prompt": ("prefill_prompt_tokens", "prefill.usage.prompt_tokens", "prefill.prompt_tokens"),
-    "first": ("ttft", "time_to_first_token", "first_token_seconds", "ttft_seconds"),
-}
 LONGEST_LINE = 1024**2  # bytes
 MOST_IDS = 1_000_000
 LONGEST_ID = 256  # characters: clients may choose it
-LARGEST = 1e30
-EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+MOST_FIELDS = 30  # names of a line's fields that are told
+_BUFFER = 1024**2  # bytes that are read at once
+_NO_PROMPT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that send none
+_HEALTH = frozenset({
+    "/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/version", "/metrics", "/v1/models", "/server_info",
+    "/get_server_info", "/model_info", "/get_model_info", "/v1/loads",
+})  # fmt: skip
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -51,24 +52,39 @@ class Hit(msgspec.Struct, frozen=True):
     where: str
 
 
+class Lacking(msgspec.Struct):
+    """Lines that could not be judged for one reason; `first`: where the first of them stands, `fields`: what it has instead."""
+
+    why: str
+    lines: int
+    first: str
+    fields: list[str] = []
+
+
 class Exposure(msgspec.Struct, kw_only=True):
-    """`hours`: hits by hour, UTC ("" where a line has no time). `not_judged`: lines by what they lack; `outside`: of another time."""
+    """`fits`: all responses that fit; `hits`: those of them that are listed, in the order of time; `times`: hits in steps of `step` seconds, quiet ones
+    too; `no_time`: hits of which no time is known. `passed_over`: lines of requests that send no prompt (GET, health checks). `outside`: of another time.
+    """
 
     pool: int
     lines: int = 0
     judged: int = 0
     outside: int = 0
+    passed_over: int = 0
+    fits: int = 0
     hits: list[Hit] = []
     signs: dict[str, int] = {}
-    hours: dict[str, int] = {}
-    not_judged: dict[str, int] = {}
+    step: int = 0
+    times: list[Bucket] = []
+    no_time: int = 0
+    not_judged: list[Lacking] = []
     not_asked: list[str] = []  # signs that could not be looked for, and why
     unread: list[str] = []
 
 
 @dataclass(frozen=True)
 class ExposureOptions:
-    """`fields`: names (dotted for what is nested) by kind, in place of NAMES. `prefill_speed`: tokens a second at best; None: not asked."""
+    """`fields`: names by kind, in place of the usual ones. `prefill_speed`: tokens a second at best; None: not asked."""
 
     pool: int
     since: datetime | None = None
@@ -78,174 +94,195 @@ class ExposureOptions:
 
 
 def read(paths: Sequence[Path], options: ExposureOptions) -> Exposure:
-    """Judge every line of every log."""
-    found = Exposure(pool=options.pool)
-    seconds, signs, hours, lacks = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    if options.prefill_speed is None:
-        found.not_asked.append(
-            f"{SIGNS[1]}: give --prefill-speed, the tokens a second that one node reads at best"
-        )
+    """Judge every line of every log; `-` is standard input. Raises OptionError for fields that cannot be meant."""
+    judge = _Judge(options)
     for path in paths:
+        name = "standard input" if str(path) == "-" else str(path)
         try:
             with _open(path) as stream:
-                for number, line in _lines(stream):
-                    _line(line, f"{path}, line {number}", options, found, signs, hours, lacks, seconds)
+                for at, line in _lines(stream):
+                    judge.line(line, name, at)
         except (OSError, EOFError, zlib.error) as error:
-            found.unread.append(f"{path}: {getattr(error, 'strerror', None) or error}")
-    found.signs, found.not_judged = dict(signs), dict(lacks)
-    found.hours = dict(sorted(hours.items()))
-    if not seconds["halves"] and found.judged:
-        found.not_asked.append(
-            f"{SIGNS[2]}: no line says what the prefill half counted (--field prefill_prompt=NAME)"
-        )
-    if options.prefill_speed is not None and seconds["first"] < seconds["answered"]:
-        without = seconds["answered"] - seconds["first"]
-        found.not_asked.append(
-            f"{SIGNS[1]}: of {without:,} of {seconds['answered']:,} answers no line says the seconds to the first token (--field first=NAME)"
-        )
-    return found
+            judge.found.unread.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+    return judge.ended()
 
 
-def _line(
-    line: bytes | None, where: str, options: ExposureOptions, found: Exposure,
-    signs: Counter[str], hours: Counter[str], lacks: Counter[str], seen: Counter[str],
-) -> None:  # fmt: skip
-    if line is not None and not line.strip():
-        return
-    found.lines += 1
-    value = _object(line)
-    if value is None:
-        lacks["is no JSON object" if line is not None else f"is longer than {LONGEST_LINE:,} bytes"] += 1
-        return
-    when = _time(_pick(value, "time", options))
-    if options.since is not None or options.until is not None:
-        if when is None:
-            lacks["no time"] += 1
+class _Judge:
+    """All lines, one after the other."""
+
+    def __init__(self, options: ExposureOptions) -> None:
+        self.options, self.found = options, Exposure(pool=options.pool)
+        self._plans = Plans(options.fields)
+        self._lacking: dict[str, Lacking] = {}
+        self._signs, self._times = Counter[str](), TimeLine()
+        self._answered = self._halves = self._undecided = self._only_header = 0
+        self._by_time = options.since is not None or options.until is not None
+
+    def line(self, line: bytes | None, name: str, at: int) -> None:
+        if line is not None and line.isspace():
             return
-        if (options.since and when < options.since) or (options.until and when >= options.until):
-            found.outside += 1
+        found = self.found
+        found.lines += 1
+        value = _object(line)
+        if value is None:
+            self._lacks("is no JSON object" if line else f"is longer than {LONGEST_LINE:,} bytes", name, at)
             return
-    status, prompt = _number(_pick(value, "status", options)), _number(_pick(value, "prompt", options))
-    if status is None or prompt is None:
-        lacks["no status" if status is None else "no prompt tokens"] += 1
-        return
-    found.judged += 1
-    if not 200 <= status < 300:
-        return
-    other = _number(_pick(value, "prefill_prompt", options))
-    first = _number(_pick(value, "first", options))
-    seen["halves"] += other is not None
-    seen["first"] += first is not None and first >= 0
-    seen["answered"] += 1
-    cached = _number(_pick(value, "cached", options)) or 0
-    fits = _signs(prompt, cached, other, first, options)
-    if not fits:
-        return
-    signs.update(fits)
-    hours[when.astimezone(UTC).strftime("%Y-%m-%dT%H:00Z") if when else ""] += 1
-    if len(found.hits) < MOST_IDS:
-        name = str(_pick(value, "id", options) or "")[:LONGEST_ID]
-        stamp = when.astimezone(UTC).isoformat() if when else ""
-        found.hits.append(Hit(name, stamp, tuple(fits), int(prompt), where))
+        fields = self._plans.of(value)
+        when = None
+        if self._by_time:
+            when = in_time(fields.get("time"))
+            if when is None:
+                self._lacks("no time", name, at, value)
+                return
+            if self._outside(when):
+                found.outside += 1
+                return
+        prompt = number(fields.get("prompt"))
+        if prompt is None and _sends_none(fields):
+            found.passed_over += 1
+            return
+        status = number(fields.get("status"))
+        if status is None:
+            self._lacks("no status", name, at, value)
+            return
+        if not 200 <= status < 300:  # refused or failed, however long the prompt was
+            found.judged += 1
+            return
+        if prompt is None:
+            self._lacks("no prompt tokens", name, at, value)
+            return
+        found.judged += 1
+        signs = self._judged(fields, prompt)
+        if signs:
+            self._hit(fields, prompt, signs, when, f"{name}, line {at}")
+
+    def _outside(self, when: datetime) -> bool:
+        since, until = self.options.since, self.options.until
+        return (since is not None and when < since) or (until is not None and when >= until)
+
+    def _judged(self, fields: Found, prompt: float) -> list[Sign]:
+        """The signs that an answer to a prompt of this length shows."""
+        self._answered += 1
+        other, signs = number(fields.get("prefill_prompt")), list[Sign]()
+        self._halves += other is not None
+        if max(prompt, other or 0) > self.options.pool:
+            signs.append(SIGNS[0])
+        if self.options.prefill_speed is not None:
+            cached = number(fields.get("cached")) or 0  # was not read again
+            if self._too_fast(fields, (prompt - cached) / self.options.prefill_speed):
+                signs.append(SIGNS[1])
+        if other is not None and other != prompt:
+            signs.append(SIGNS[2])
+        return signs
+
+    def _too_fast(self, fields: Found, need: float) -> bool:
+        """Whether the first token came before `need` seconds; counted where it cannot be told."""
+        first = fields.seconds("first")
+        if first is not None:
+            return first < need
+        whole, header = fields.seconds("whole"), fields.seconds("header")
+        if whole is not None and whole < need:
+            return True
+        if header is None or header < need:
+            self._undecided += 1
+            self._only_header += header is not None
+        return False
+
+    def _hit(self, fields: Found, prompt: float, signs: list[Sign], when: datetime | None, where: str) -> None:  # fmt: skip
+        when = when or in_time(fields.get("time"))
+        self.found.fits += 1
+        self._signs.update(signs)
+        self._times.add(when)
+        if len(self.found.hits) < MOST_IDS:
+            name = str(fields.get("id") or "")[:LONGEST_ID]
+            stamp = when.astimezone(UTC).isoformat() if when else ""
+            self.found.hits.append(Hit(name, stamp, tuple(signs), int(prompt), where))
+
+    def _lacks(self, why: str, name: str, at: int, value: Mapping[str, Any] | None = None) -> None:
+        known = self._lacking.get(why)
+        if known is None:
+            fields = [str(key)[:80] for key in list(value or ())[:MOST_FIELDS]]
+            known = self._lacking[why] = Lacking(why, 0, f"{name}, line {at}", fields)
+        known.lines += 1
+
+    def ended(self) -> Exposure:
+        found = self.found
+        found.hits.sort(key=lambda hit: (not hit.time, hit.time))  # those without a time last
+        found.signs, found.not_judged = dict(self._signs), list(self._lacking.values())
+        found.step, found.times = self._times.shown()
+        found.no_time = self._times.unknown
+        found.not_asked = list(self._not_asked())
+        return found
+
+    def _not_asked(self) -> Iterator[str]:
+        if self.options.prefill_speed is None:
+            yield f"{SIGNS[1]}: give --prefill-speed, the tokens a second that one node reads at best"
+        elif self._undecided:
+            yield (
+                f"{SIGNS[1]}: of {self._undecided:,} of {self._answered:,} answers no field says the seconds to the first token "
+                "(--field first=NAME, or first=NAME:ms)"
+            )
+        if self._only_header:
+            yield (
+                f"{SIGNS[1]}: {self._only_header:,} of them say when the header came, which may be before the first token; where the server holds it back "
+                "until then, name that field: --field first=upstream_header_time"
+            )
+        if not self._halves and self.found.judged:
+            yield f"{SIGNS[2]}: no line says what the prefill half counted (--field prefill_prompt=NAME)"
 
 
-def _signs(
-    prompt: float, cached: float, other: float | None, first: float | None, options: ExposureOptions
-) -> list[Sign]:
-    fits: list[Sign] = []
-    if max(prompt, other or 0) > options.pool:
-        fits.append(SIGNS[0])
-    if (
-        options.prefill_speed is not None
-        and first is not None
-        and 0 <= first < (prompt - cached) / options.prefill_speed  # what was cached was not read again
-    ):
-        fits.append(SIGNS[1])
-    if other is not None and other != prompt:
-        fits.append(SIGNS[2])
-    return fits
+def _sends_none(fields: Found) -> bool:
+    """Whether the request cannot have sent a prompt: by its method, or a path that only says how the server is."""
+    method, path = fields.get("method"), fields.get("path")
+    if isinstance(request := fields.get("request"), str):  # GET /version HTTP/1.1
+        first, _, rest = request.partition(" ")
+        method, path = method or first, path or rest
+    if isinstance(method, str) and method.upper() in _NO_PROMPT:
+        return True
+    return isinstance(path, str) and path.split(" ", 1)[0].partition("?")[0].rstrip("/") in _HEALTH
 
 
 # ------------------------------------------------------------------------------------ small readers
 
 
-def _open(path: Path) -> BinaryIO:
-    stream = path.open("rb")
-    magic = stream.read(2)
-    stream.seek(0)
-    return gzip.open(stream) if magic == b"\x1f\x8b" else stream  # type: ignore[return-value]
+def _open(path: Path) -> Any:
+    """A context with the stream in it. Packed with gzip or not, by what stands in it."""
+    if str(path) == "-" and sys.stdin is None:
+        raise OSError("there is none")
+    stream: BinaryIO = sys.stdin.buffer if str(path) == "-" else path.open("rb", buffering=_BUFFER)
+    assert isinstance(stream, io.BufferedReader)
+    if stream.peek(2)[:2] == b"\x1f\x8b":
+        return io.BufferedReader(gzip.open(stream), _BUFFER)
+    return nullcontext(stream) if str(path) == "-" else stream
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
     """Numbered from 1; None for one that is too long."""
-    number = 0
+    at = 0
     while line := stream.readline(LONGEST_LINE):
-        number += 1
+        at += 1
         if line.endswith(b"\n") or len(line) < LONGEST_LINE:
-            yield number, line
+            yield at, line
             continue
         while (rest := stream.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
             pass
-        yield number, None
+        yield at, None
 
 
 def _object(line: bytes | None) -> dict[str, Any] | None:
     try:
-        value = msgspec.json.decode(line) if line is not None else None
+        value = _DECODE(line) if line is not None else None
     except (msgspec.DecodeError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if type(value) is dict else None
 
 
-def _pick(value: Mapping[str, Any], kind: str, options: ExposureOptions) -> Any:
-    """The first of the names that is there: as it stands, else dotted."""
-    for name in (options.fields[kind],) if kind in options.fields else NAMES[kind]:
-        if (found := _at(value, name)) is not None:
-            return found
-    return None
-
-
-def _at(value: Any, name: str) -> Any:
-    if isinstance(value, dict) and name in value:
-        return value[name]
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return None
-        value = value[part]
-    return value
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        return None  # no number, not finite, or no count of anything
-    return value
-
-
-def _time(value: Any) -> datetime | None:
-    """ISO 8601 (without a zone: UTC), or seconds, milliseconds, ... since 1970."""
-    number = _number(value)
-    if number is not None:
-        while number > 1e11:  # milliseconds, microseconds, nanoseconds
-            number /= 1000
-        return datetime.fromtimestamp(number, UTC) if number >= 0 else None
-    if not isinstance(value, str):
-        return None
-    try:
-        when = datetime.fromisoformat(value.strip())
-    except ValueError:
-        return None
-    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-    return when if EARLIEST <= when < LATEST else None
+_DECODE = msgspec.json.Decoder().decode
 
 
 def moment(option: str, text: str) -> datetime:
     """A time of the command line. Raises OptionError."""
-    when = _time(text)
+    when = in_time(text)
     if when is None:
         raise OptionError(
             f"{option} is {text!r}; it must be a time like 2026-11-29T14:00Z (without a zone: UTC)"
@@ -253,15 +290,4 @@ def moment(option: str, text: str) -> datetime:
     return when
 
 
-def gaps(hours: Iterable[str]) -> list[str]:
-    """All hours from the first to the last, so that a time line shows the quiet ones as well; at most 31 days of them."""
-    known = sorted(hour for hour in hours if hour)
-    if not known:
-        return []
-    form = "%Y-%m-%dT%H:00Z"
-    first, last = datetime.strptime(known[0], form), datetime.strptime(known[-1], form)
-    count = int((last - first).total_seconds() // 3600) + 1
-    return known if count > 31 * 24 else [(first + timedelta(hours=n)).strftime(form) for n in range(count)]
-
-
-__all__ = ["NAMES", "SIGNS", "Exposure", "ExposureOptions", "Hit", "gaps", "moment", "read"]
+__all__ = ["KINDS", "SIGNS", "Exposure", "ExposureOptions", "Hit", "Lacking", "moment", "read"]

@@ -41,11 +41,15 @@ def _odd(report: Report) -> str | None:
 
 
 def schema() -> bytes:
+    return schema_of(Report, "What hermetic check --format json writes")
+
+
+def schema_of(struct: type[msgspec.Struct], title: str) -> bytes:
     """JSON Schema, draft 2020-12."""
-    (reference,), components = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
+    (reference,), components = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What hermetic check --format json writes",
+        "title": title,
         **reference,
         "$defs": components,
     }
@@ -55,4 +59,4 @@ def schema() -> bytes:
 if __name__ == "__main__":
     Path(sys.argv[1]).write_bytes(schema())
 
-__all__ = ["dump", "load", "schema"]
+__all__ = ["dump", "load", "schema", "schema_of"]
