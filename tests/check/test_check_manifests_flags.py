@@ -555,7 +555,9 @@ def test_hermetic_nodes_are_read_with_their_cluster_file(tmp_path) -> None:  # t
         "hermetic gateway --cluster cluster.toml\nhermetic prefill --cluster cluster.toml\nhermetic decode --cluster cluster.toml --name decode-a"
     )
     gateway, prefill, decode = flags.read(str(script), script.read_text()).sheets
-    shared = {"engine": "hermetic", "model": "smollm2", "page": 16, "verify": "read", "transport": "mooncake"}
+    shared = {
+        "engine": "hermetic", "model": "smollm2", "page": 16, "verify": "read", "transport": "mooncake", "remote_code": False,
+    }  # fmt: skip
     assert said(gateway) == shared | {"context": 4096, "api_key": True, "host": "10.0.0.1", "role": "both"}
     assert gateway.address == ("10.0.0.1", 8000)
     assert said(prefill) == shared | {"role": "prefill"}
@@ -568,6 +570,7 @@ def test_hermetic_serve_says_its_own_options_and_no_defaults() -> None:
     )
     assert said(sheet) == {
         "engine": "hermetic", "model": "smollm2", "verify": "read", "page": 32, "host": "0.0.0.0", "api_key": True,
+        "remote_code": False, "inner_host": "127.0.0.1",
     }  # fmt: skip
     assert one("hermetic serve --mode unified")[facts.ROLE] == "alone"
     assert one("hermetic serve --mode disaggregated")[facts.ROLE] == "both"

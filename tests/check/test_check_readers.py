@@ -361,6 +361,7 @@ HERMETIC_MODELS = b"""{"object": "list", "data": [{"id": "smollm2", "object": "m
 def test_hermetics_model_list_says_its_pools_and_what_it_verifies() -> None:
     assert said(one(read("models.json", HERMETIC_MODELS))) == dict(
         engine="hermetic",
+        remote_code=False,
         served="smollm2",
         context=256,
         role="both",
@@ -399,6 +400,7 @@ hermetic_integrity_failures_total 3.0
 def test_hermetics_metrics_say_what_was_verified_and_what_went_wrong() -> None:
     assert said(one(read("metrics", HERMETIC_METRICS))) == dict(
         engine="hermetic",
+        remote_code=False,
         served_requests=5,
         verified=5,
         quarantined=3,

@@ -13,7 +13,7 @@ import pytest
 
 from hermetic.check import facts
 from hermetic.check.facts import FACTS, Sheet
-from hermetic.check.readers import engine_files, logs
+from hermetic.check.readers import engine_files, hermetic_engine, logs
 from hermetic.check.readers.reading import Reading
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -510,8 +510,28 @@ def test_hermetics_own_start_is_read() -> None:
         page=16,
         verify="landing",
         role="both",
+        inner_host="127.0.0.1",
+        remote_code=False,
     )
     assert sheet.address == ("127.0.0.1", 8000)
+
+
+def test_what_hermetic_is_by_itself_is_what_its_source_says() -> None:
+    """No model's code is run, and the workers of `hermetic serve` listen on loopback."""
+    source = Path(__file__).parents[2] / "src/hermetic"
+    files = [file for file in source.rglob("*.py") if source / "check" not in file.parents]
+    assert not [file for file in files if "trust_remote_code" in file.read_text()]
+    assert f'WORKER_HOST = "{hermetic_engine.SERVE_HOST}"' in (source / "serve.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [("http://10.0.0.1:8000", [True]), ("http://[::]:8000", [True]), ("http://127.0.0.2:8000", []), ("http://localhost:8000", [])],
+)  # fmt: skip
+def test_where_others_reach_it_hermetic_starts_with_keys_only(url: str, key: list[bool]) -> None:
+    """gateway/tenants.py (tenants_for) and run_gateway.py refuse to start there without."""
+    sheet = one(f"ready {url}  control 10.0.0.1:7000, 2 workers in cluster.toml; requests are\n".encode())
+    assert sheet.values(facts.API_KEY) == key
 
 
 def test_hermetics_worker_and_its_gateway_are_read() -> None:
@@ -519,12 +539,20 @@ def test_hermetics_worker_and_its_gateway_are_read() -> None:
         b"ready decode-0 tcp://10.0.0.2:7001  decode, 4,096 tokens (256 pages of 16), transport nixl; announcing itself to the gateway at x\n"
     )
     assert said(worker) == dict(
-        engine="hermetic", started=True, role="decode", pool=4096, page=16, transport="nixl"
+        engine="hermetic",
+        started=True,
+        role="decode",
+        pool=4096,
+        page=16,
+        transport="nixl",
+        remote_code=False,
     )
     gateway = one(
         b"ready http://10.0.0.1:8000  control 10.0.0.1:7000, 2 workers in cluster.toml; requests are answered when\n"
     )
-    assert said(gateway) == dict(engine="hermetic", started=True, role="both", host="10.0.0.1")
+    assert said(gateway) == dict(
+        engine="hermetic", started=True, role="both", host="10.0.0.1", api_key=True, remote_code=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -535,7 +563,7 @@ def test_hermetics_worker_and_its_gateway_are_read() -> None:
     ],
 )
 def test_hermetics_lines_are_known_also_without_its_start(line: bytes) -> None:
-    assert said(one(line)) == dict(engine="hermetic")
+    assert said(one(line)) == dict(engine="hermetic", remote_code=False)
 
 
 # ------------------------------------------------------------------------------------ lines in which a client speaks

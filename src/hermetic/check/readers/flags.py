@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from hermetic.check import facts
 from hermetic.check.deployment import ALONE, BOTH, DECODE, PREFILL, Proxy
 from hermetic.check.facts import Fact, Sheet
-from hermetic.check.readers import defaults, prose, values
+from hermetic.check.readers import defaults, hermetic_engine, prose, values
 from hermetic.check.readers.beside import Files, beside, nowhere
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import SECRET, UNKNOWN, commands
@@ -877,12 +877,14 @@ def _transfer(sheet: Sheet, config: Mapping[str, Any], where: str, version: str)
 
 def _hermetic(sheet: Sheet, run: Run, given: _Given, files: Files, reading: Reading, place: str) -> None:
     """`hermetic serve` says all itself; the others have a cluster file."""
+    hermetic_engine.itself(sheet, place)
     if given.values.get("api-keys"):
         sheet.add(facts.API_KEY, True, f"{place}, --api-keys")
     mode = given.values.get("mode")
     if run.what == "serve":
         roles = {"disaggregated": BOTH, "unified": ALONE}
         sheet.add(facts.ROLE, roles.get(mode) if isinstance(mode, str) else None, f"{place}, --mode")
+        hermetic_engine.of_serve(sheet, place)
         return
     if run.what == "prefill":
         sheet.add(facts.ROLE, PREFILL, f"{place}, hermetic prefill")

@@ -1,7 +1,8 @@
 """What Hermetic itself answers and logs: /v1/models, /metrics (names: telemetry/figures.py), and what its start prints.
 
 The one thing to know: a gateway answers for all its workers. Its smallest pool stands for them, because the context that it advertises has
-to fit every one.
+to fit every one. What Hermetic never does otherwise (code of a model, workers of `hermetic serve` that others can reach, an open address without keys)
+is noted as what it is, with that reason.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hermetic.check.readers.prometheus import Samples
 from hermetic.check.readers.reading import Reading
 
 NAME = "hermetic"
+SERVE_HOST = "127.0.0.1"  # WORKER_HOST in hermetic/serve.py
 
 _MODES = {"unified": ALONE, "disaggregated": BOTH, "prefill": PREFILL, "decode": DECODE}
 
@@ -51,8 +53,19 @@ def models(name: str, entry: Mapping[str, Any]) -> Reading:
 def _sheet(name: str, kind: str) -> Sheet:
     """`kind`: of source."""
     sheet = Sheet(sources=[name], read={kind})
-    sheet.add(facts.ENGINE, NAME, name)
+    itself(sheet, name)
     return sheet
+
+
+def itself(sheet: Sheet, where: str) -> None:
+    """What is known of every Hermetic."""
+    sheet.add(facts.ENGINE, NAME, where)
+    sheet.add(facts.REMOTE_CODE, False, f"{where}: Hermetic runs no code of a model")
+
+
+def of_serve(sheet: Sheet, where: str) -> None:
+    """What is known of `hermetic serve`, whose workers are its own processes."""
+    sheet.add(facts.INNER_HOST, SERVE_HOST, f"{where}: the workers of hermetic serve listen there")
 
 
 # ------------------------------------------------------------------------------------ metrics
@@ -149,6 +162,7 @@ class Log:
             sheet.add(facts.PAGE, values.positive(match[5]), where)
             sheet.add(facts.VERIFY, match[6], where)
             sheet.add(facts.ROLE, _MODES[match[7]], where)
+            of_serve(sheet, where)
         elif match := _WORKER.search(text):
             sheet = self._begin(None, where)
             sheet.add(facts.ROLE, _MODES.get(match[1], ALONE), where)
@@ -167,13 +181,15 @@ class Log:
         sheet.add(facts.STARTED, True, where)
         if sheet.address is not None:
             sheet.add(facts.HOST, sheet.address[0], where)
+            if not values.is_loopback(sheet.address[0]):
+                sheet.add(facts.API_KEY, True, f"{where}: there Hermetic starts with keys only")
         return sheet
 
     def sheets(self) -> list[Sheet]:
         """What the log says; nothing if it is not Hermetic's."""
         if self.ours:
             self._sheet.read |= {facts.LOG} | ({facts.START} if facts.STARTED in self._sheet else set())
-            self._sheet.add(facts.ENGINE, NAME, self.name)
+            itself(self._sheet, self.name)
         return [self._sheet] if self.ours else []
 
 
