@@ -69,14 +69,16 @@ def line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def play(names: list[str], options: AuditOptions, seeds: range, into: Path | None) -> Iterator[Row]:
+def play(
+    names: list[str], options: AuditOptions, seeds: range, into: Path | None, model: str = "smollm2"
+) -> Iterator[Row]:
     """One audit for each name and seed; a server is started for each name. Raises LeakyError, OptionError."""
     for name in names:
         with tempfile.TemporaryDirectory(prefix="hermetic-audited-") as folder:
-            server = LeakyServer(
-                Path(folder), LeakyOptions(prefill_tokens=PREFILL, decode_tokens=DECODE, keys=True, leaky=name != CLEAN)
-            )  # fmt: skip
-            with server:
+            serves = LeakyOptions(
+                prefill_tokens=PREFILL, decode_tokens=DECODE, keys=True, leaky=name != CLEAN, model=model
+            )
+            with LeakyServer(Path(folder), serves) as server:
                 for seed in seeds:
                     if name != CLEAN:
                         server.turn(name, seed=seed)
@@ -131,6 +133,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many audits of each server")
     parser.add_argument("--json", type=Path, help="a folder for the reports")
+    parser.add_argument("--model", default="smollm2", help="what is served, as for `hermetic serve`")
     given = parser.parse_args(arguments)
     names = given.faults or list(FAULTS)
     rows = []
@@ -145,7 +148,7 @@ def main(arguments: list[str]) -> int:
             budget=None if given.budget is None else seconds(given.budget), fail_fast=names != [CLEAN],
         )  # fmt: skip
         print(line(HEAD), line(["---"] * len(HEAD)), sep="\n", flush=True)
-        for row in play(names, options, range(given.seed, given.seed + given.seeds), given.json):
+        for row in play(names, options, range(given.seed, given.seed + given.seeds), given.json, given.model):
             rows.append(row)
             print(line(row.cells()), flush=True)
     except (OptionError, LeakyError) as error:

@@ -177,7 +177,7 @@ def find(name: str) -> LeakyFault:
 
 @dataclass(frozen=True)
 class LeakyOptions:
-    """A server of the default model. Pools in tokens; decode's is larger, as in the incident. `port` 0: a free one.
+    """A server of `model`. Pools in tokens; decode's is larger, as in the incident. `port` 0: a free one.
 
     `leaky` False: the product itself, with the same options. `keys`: whether it wants one of KEYS."""
 
@@ -188,6 +188,7 @@ class LeakyOptions:
     keys: bool = False
     leaky: bool = True
     threads: int | None = None
+    model: str = "smollm2"
 
 
 class LeakyServer:
@@ -294,9 +295,10 @@ class LeakyServer:
     def _command(self) -> list[str]:
         options = self.options
         sizes = {"--prefill-kv": options.prefill_tokens, "--decode-kv": options.decode_tokens}
-        words = ["serve", "--port", str(self.port), "--mode", options.mode, "--page-size", str(PAGE)]
+        words = ["serve", "--model", options.model, "--port", str(self.port), "--mode", options.mode]
+        words += ["--page-size", str(PAGE)]
         for name, tokens in sizes.items():
-            words += [name, str(-(-tokens // PAGE) * _page_bytes())]
+            words += [name, str(-(-tokens // PAGE) * _page_bytes(options.model))]
         if options.threads is not None:
             words += ["--threads", str(options.threads)]
         if options.keys:
@@ -313,8 +315,8 @@ class LeakyServer:
         return file
 
 
-def _page_bytes() -> int:
-    model = read_config(locate("smollm2"))
+def _page_bytes(name: str) -> int:
+    model = read_config(locate(name))
     return Geometry.attention(PAGE, model.layers, model.kv_heads, model.head_dim, "bf16").stride
 
 
