@@ -358,6 +358,7 @@ async def exhaustion(stage: Stage) -> None:
         copy(stage, stage.tenant(), tokens=150, endpoint=endpoint),
     ]
     alone = await quiet(stage, known)
+    waited: list[Answer] = []
     async for number in stage.rounds():
         tokens = _tokens_each(stage, endpoint, number)
         many = max(
@@ -380,16 +381,22 @@ async def exhaustion(stage: Stage) -> None:
             stage.same(before, after, "alone, and again after the pool had been full")
             if after.how in ("silent", "unreachable"):
                 return
-        await _waited(stage, came)
+        await _once_more(stage, waited)
+        waited = _longest(came)
     await still_serves(stage, "after the pool had been full")
 
 
-async def _waited(stage: Stage, came: Sequence[Answer]) -> None:
-    """Those that waited longest for room, to begin or in all: a server may have put them aside and fetched them back. Once more in quiet."""
+def _longest(came: Sequence[Answer]) -> list[Answer]:
+    """Those that waited longest for room, to begin or in all: a server may have put them aside and fetched them back."""
     answered = [answer for answer in came if answer.how == "answered"]
     begun = sorted(answered, key=lambda answer: answer.first or answer.seconds, reverse=True)[:AGAIN]
     ended = sorted(answered, key=lambda answer: answer.seconds, reverse=True)[:AGAIN]
-    for answer in {answer.number: answer for answer in [*begun, *ended]}.values():
+    return list({answer.number: answer for answer in [*begun, *ended]}.values())
+
+
+async def _once_more(stage: Stage, waited: Sequence[Answer]) -> None:
+    """The same in quiet, when the pool has been full of others since: what was wrong then is not in a cache any more."""
+    for answer in waited:
         if stage.left() <= 0:
             stage.note("not all that waited for room were asked once more in the time there was")
             return
