@@ -17,7 +17,7 @@ import httpx
 
 from hermetic.check import facts, unanswered
 from hermetic.check.facts import Sheet
-from hermetic.check.readers import engine_files
+from hermetic.check.readers import engine_files, values
 from hermetic.check.readers.reading import Reading
 from hermetic.check.unanswered import NO_ROUTE, Page
 from hermetic.options import OptionError
@@ -26,6 +26,7 @@ PATHS = ("/server_info", "/v1/models", "/v1/loads", "/metrics", "/version", "/mo
 OLDER = {"/server_info": "/get_server_info", "/model_info": "/get_model_info"}  # where the first is not known
 MAX_BYTES = 16 * 1024**2  # of one answer
 SECRET = "***"
+_LOCAL_ONLY = b'"metrics_local_only"'  # Hermetic's error to others
 _MORE = ", not with what an engine says here"
 _USER = re.compile(r"^(https?://)[^/]*@")
 
@@ -95,6 +96,7 @@ def _reading(url: str, asked: _Asked, options: FetchOptions) -> Reading:
     for path, page in sorted(asked.pages.items()):
         _read(f"{root}{path}", page, sheet, reading)
     if sheet.sources[1:]:
+        _metrics_open(sheet)
         sheet.sources = [url]
         reading.sheets = [sheet]
         if (why := _part(asked, options)) is not None:
@@ -109,9 +111,12 @@ def _reading(url: str, asked: _Asked, options: FetchOptions) -> Reading:
 
 def _part(asked: _Asked, options: FetchOptions) -> str | None:
     """Why not everything is known of a node that answers."""
-    refused = {page.status for page in asked.pages.values()} - {200, *NO_ROUTE}
-    if asked.failed is not None or not refused:
+    if asked.failed is not None:
         return asked.failed
+    local = [path for path, page in asked.pages.items() if _LOCAL_ONLY in page.body]
+    refused = {page.status for path, page in asked.pages.items() if path not in local} - {200, *NO_ROUTE}
+    if not refused:
+        return "answers /metrics to its own host only: check from there, or give what it answers there" if local else None  # fmt: skip
     statuses = ", ".join(f"{path} {page.status}" for path, page in sorted(asked.pages.items()))
     key = unanswered.wants_key(refused, options.api_key is not None) if refused & {401, 403} else ""
     return f"does not answer everything ({statuses}){key and f': it {key}'}"
@@ -173,6 +178,18 @@ def _read(where: str, page: Page, sheet: Sheet, reading: Reading) -> None:
         sheet.sources.append(where)
     if metrics and told.sheets:
         sheet.add(facts.METRICS_OPEN, "(with the key)" not in where, where)
+
+
+def _metrics_open(sheet: Sheet) -> None:
+    """A server that says that /metrics answers its own host alone was asked there, or something passes on to it what others ask."""
+    seen = sheet.seen(facts.METRICS_OPEN)
+    if len({one.value for one in seen}) < 2 or sheet.address is None:
+        return
+    said_by_itself = next((one for one in seen if "/metrics" not in one.where), None)
+    asked = next((one for one in seen if "/metrics" in one.where), None)
+    if said_by_itself is not None and asked is not None:
+        right = said_by_itself if values.is_loopback(sheet.address[0]) else asked
+        sheet.replace(facts.METRICS_OPEN, right.value, right.where)
 
 
 def address(url: str) -> tuple[str, int] | None:

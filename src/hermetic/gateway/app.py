@@ -7,7 +7,9 @@ and nothing more.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,16 +34,26 @@ if TYPE_CHECKING:
     from hermetic.model.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True)
+class Reach:
+    """Who can connect, as /v1/models says it for whoever checks a deployment. `listens`: the address of this API; `workers_listen`: that of the
+    workers, where one command started them. Empty: this process does not know."""
+
+    listens: str = ""
+    workers_listen: str = ""
+
+
 def create_app(
     backend: Backend,
     tokenizer: Tokenizer,
     tenants: Tenants,
     settings: Settings | None = None,
     metrics: Metrics | None = None,
+    reach: Reach | None = None,
 ) -> FastAPI:
     """The app. It starts and stops nothing: the backend must be running, and is closed by whoever started it."""
     settings = settings or Settings()
-    routes = _Routes(backend, tokenizer, tenants, settings, metrics or Metrics())
+    routes = _Routes(backend, tokenizer, tenants, settings, metrics or Metrics(), reach or Reach())
     app = FastAPI(
         title="Hermetic", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         version=hermetic.__version__,
@@ -72,9 +84,9 @@ class _Routes:
     """The handlers, and what they share."""
 
     def __init__(
-        self, backend: Backend, tokenizer: Tokenizer, tenants: Tenants, settings: Settings, metrics: Metrics
-    ) -> None:
-        self._backend, self._tokenizer, self._tenants = backend, tokenizer, tenants
+        self, backend: Backend, tokenizer: Tokenizer, tenants: Tenants, settings: Settings, metrics: Metrics, reach: Reach
+    ) -> None:  # fmt: skip
+        self._backend, self._tokenizer, self._tenants, self._reach = backend, tokenizer, tenants, reach
         self._settings, self._metrics = settings, metrics
         self._api = Api(tokenizer.vocab_size)
         self._bounds = TextBounds(tokenizer)
@@ -229,8 +241,15 @@ class _Routes:
                 "page_size": capacity.page_size,
                 "pool_tokens": dict(capacity.pools),
                 **capacity.details,
+                **self._reached(),
             },
         }
+
+    def _reached(self) -> Json:
+        """What keeps others out, or does not."""
+        known = {name: host for name, host in dataclasses.asdict(self._reach).items() if host}
+        keys = bool(self._tenants.by_hash)
+        return {**known, "api_keys": keys, "metrics": "this host" if keys else "everybody"}
 
 
 def _of_tenants(path: str) -> bool:

@@ -47,7 +47,18 @@ def models(name: str, entry: Mapping[str, Any]) -> Reading:
         sheet.add(facts.POOL, size, f"{name}, pool_tokens of {worker[:80]}")
     numeric = re.search(r"(?:^| )kv=(\S+)", str(own.get("numeric", "")))
     sheet.add(facts.KV_DTYPE, values.kv_dtype(numeric[1]) if numeric else None, f"{name}, numeric")
+    _reached(sheet, name, own)
     return Reading([sheet])
+
+
+def _reached(sheet: Sheet, name: str, own: Mapping[str, Any]) -> None:
+    """Who can connect, and what they are asked for; not said by a gateway of before there was a word for it."""
+    keys = own.get("api_keys")
+    sheet.add(facts.HOST, values.text(own.get("listens")), f"{name}, listens")
+    sheet.add(facts.INNER_HOST, values.text(own.get("workers_listen")), f"{name}, workers_listen")
+    sheet.add(facts.API_KEY, keys if isinstance(keys, bool) else None, f"{name}, api_keys")
+    metrics_open = {"this host": False, "everybody": True}.get(str(own.get("metrics")))
+    sheet.add(facts.METRICS_OPEN, metrics_open, f"{name}, metrics")
 
 
 def _sheet(name: str, kind: str) -> Sheet:
