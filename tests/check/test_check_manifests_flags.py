@@ -436,6 +436,10 @@ def test_of_a_release_that_was_not_read_no_default_is_known(version: str) -> Non
         f"lmsysorg/sglang:v{version}", ["sglang", "serve", "m", "--disaggregation-mode", "prefill"]
     )
     assert said(sheet) == {"engine": "sglang", "version": version, "model": "m", "role": "prefill"}
+    sheet = in_image(
+        f"lmsysorg/sglang:v{version}", ["sglang", "serve", "m", "--disaggregation-mode", "decode"]
+    )
+    assert said(sheet) == {"engine": "sglang", "version": version, "model": "m", "role": "decode"}
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,21 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         pair(layout, {"checksum": True, "page": 16}),
         "the page size in tokens: 64 and 16",
     )  # whatever else is not known
+    old = {**layout, "version": "0.5.22"}
+    yield (
+        "DET002",
+        "finding",
+        pair(old, {**old, "tp": 8}),
+        "and requests are ended as damaged, because they differ",
+    )
+    new = {**layout, "version": NEW}
+    yield (
+        "DET002",
+        "finding",
+        pair(new, {**new, "tp": 8}),
+        "and requests are taken unverified, because they differ",
+    )
+    yield "DET002", "finding", pair(layout, {**layout, "tp": 8}), "(before 0.5.23: ended as damaged)"
     yield "DET002", "passed", pair(layout, layout), ""
     yield "DET002", "passed", pair(layout, {"checksum": False, "tp": 8}), ""
     yield "DET002", "passed", pair({"checksum": False, "tp": 8}, layout), ""
@@ -393,6 +408,13 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     )
     yield "DET003", "passed", decode(checksum=True, checksum_skipped=0), ""
     yield "DET003", "passed", decode(checksum=False), ""
+    yield "DET003", "passed", decode(checksum=True, version="0.5.22"), "SGLang 0.5.22 skips no layout"
+    yield (
+        "DET003",
+        "unknown",
+        decode(checksum=True, version=NEW),
+        "log lines that say that a layout is not checked",
+    )
     yield "DET003", "unknown", decode(checksum=True), "log lines that say that a layout is not checked"
     yield (
         "DET004",

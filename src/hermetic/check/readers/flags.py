@@ -992,7 +992,7 @@ def _by_itself(proxy: Proxy, known: defaults.RouterDefaults, given: _Given, pref
     """What the router's release does where no option says otherwise."""
     if given.unsaid(f"{prefix}request-timeout-secs"):
         proxy.read_timeout = known.timeout
-    if proxy.retries_post is None and given.unsaid(f"{prefix}retry-max-retries") and not given.open:
+    if proxy.retries_post is None and given.unsaid(f"{prefix}retry-max-retries"):
         proxy.retries_post = known.tries > 1
     if proxy.pairs and f"{prefix}mini-lb" not in given.values:
         proxy.cancels_both = known.cancels_both

@@ -9,10 +9,8 @@ from __future__ import annotations
 from hermetic.check import facts, versions
 from hermetic.check.deployment import Pair
 from hermetic.check.facts import NotKnown, Sheet
-from hermetic.check.rules.detection import is_checked
+from hermetic.check.rules.detection import SKIPS_SINCE, is_checked
 from hermetic.check.rules.registry import Answer, Fine, rule
-
-SKIPS_SINCE = "0.5.23"  # the first release that skips layouts
 
 
 @rule(

@@ -1,10 +1,10 @@
 """Detection: SGLang's own checks of KV, whether they are on at both ends, and what they have found.
 
 The one thing to know: both are off by default. The checksum (Adler-32 over what prefill sends, compared once when decode takes the request into a
-batch) needs both halves and equal layouts, else requests go on unverified with one warning; the canary in log mode reports and answers all
-the same.
+batch) needs both halves and equal layouts, else requests go on unverified with one warning, or end as damaged before 0.5.23; the canary in log
+mode reports and answers all the same.
 
-Read in the source of 0.5.23: disaggregation/decode.py (_kv_checksum_comparable, _verify_kv_checksums), kv_canary/config.py (none, log, raise).
+Read in the source of 0.5.21 to 0.5.23: disaggregation/decode.py (_kv_checksum_comparable, _verify_kv_checksums), kv_canary/config.py (none, log, raise).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hermetic.check.facts import Fact, Sheet
 from hermetic.check.rules.registry import Answer, Fine, rule
 
 _SGLANG, _HALVES = ("sglang",), (PREFILL, DECODE)
+SKIPS_SINCE = "0.5.23"  # the first release that skips the checksum of another layout
 # What the signature of a layout is made of, for a pair.
 _LAYOUT = tuple(facts.FACTS[name] for name in ("tp", "pp", "page", "kv_dtype"))
 
@@ -41,10 +42,10 @@ def one_side(pair: Pair) -> Answer:
     "the KV checksum is on and cannot be compared for this pair",
     engines=_SGLANG,
     per="pair",
-    why="A digest is of one layout. Where the halves differ in tensor or pipeline parallel width, page size or dtype, decode takes the request "
-    "unverified and says so once.",
+    why="A digest is of one layout. Where the halves differ in tensor or pipeline parallel width, page size or dtype, decode of 0.5.23 takes the request "
+    "unverified and says so once; that of 0.5.21 and 0.5.22 compares all the same, and ends every request as damaged.",
     fix="Give both halves the same --tp-size, --pp-size, --page-size and --kv-cache-dtype.",
-    source="disaggregation/decode.py of SGLang 0.5.23 (_kv_checksum_comparable).",
+    source="disaggregation/decode.py of SGLang 0.5.23 (_kv_checksum_comparable), and of 0.5.21 and 0.5.22, which have no such check.",
 )
 def not_comparable(pair: Pair) -> Answer:
     if not (is_checked(pair.prefill) and is_checked(pair.decode)):
@@ -55,7 +56,7 @@ def not_comparable(pair: Pair) -> Answer:
         if _known_to_differ(pair, fact)
     ]
     if apart:
-        return f"both halves have the KV checksum on, and requests are taken unverified, because they differ in {', '.join(apart)}"
+        return f"both halves have the KV checksum on, and {_effect(pair.decode)}, because they differ in {', '.join(apart)}"
     for fact in _LAYOUT:
         _ = pair.prefill[fact], pair.decode[fact]
     return None
@@ -74,6 +75,8 @@ def not_comparable(pair: Pair) -> Answer:
 def skipped(node: Sheet) -> Answer:
     if not is_checked(node):
         return None
+    if facts.CHECKSUM_SKIPPED not in node and facts.VERSION in node and versions.older(node, SKIPS_SINCE):
+        return Fine(f"SGLang {node[facts.VERSION]} skips no layout")
     count = node[facts.CHECKSUM_SKIPPED]
     return (
         f"the KV checksum is on, and the log says {_times(count)} that a layout is not compared"
@@ -217,6 +220,17 @@ def is_checked(node: Sheet) -> bool:
     return node[facts.CHECKSUM]
 
 
+def _effect(decode: Sheet) -> str:
+    """What decode does with a request whose digest is of another layout."""
+    if facts.VERSION not in decode:
+        return f"requests are taken unverified (before {SKIPS_SINCE}: ended as damaged)"
+    return (
+        "requests are ended as damaged"
+        if versions.older(decode, SKIPS_SINCE)
+        else "requests are taken unverified"
+    )
+
+
 def _known_to_differ(pair: Pair, fact: Fact[object]) -> bool:
     ours, theirs = pair.prefill.values(fact), pair.decode.values(fact)
     return len(ours) == len(theirs) == 1 and ours != theirs
@@ -226,4 +240,4 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-__all__ = ["is_checked"]
+__all__ = ["SKIPS_SINCE", "is_checked"]
