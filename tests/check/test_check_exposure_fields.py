@@ -176,6 +176,30 @@ def test_what_was_refused_needs_no_tokens_to_be_judged(tmp_path: Path) -> None:
     assert (found.judged, found.hits, found.not_judged) == (2, [], [])
 
 
+# ------------------------------------------------------------------------------------ as an operator reads it
+
+
+COMBINED = '10.0.0.1 - - [29/Nov/2026:14:05:00 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "curl"'
+
+
+def test_a_log_that_is_not_in_json_is_told_how_to_become_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exposed.main(exposed.Asked((log(tmp_path, COMBINED, COMBINED),), POOL)) == 2
+    assert "2 lines not judged: none is a JSON object; let nginx (log_format ... escape=json)" in capsys.readouterr().out  # fmt: skip
+
+
+def test_the_gravest_sign_comes_first_and_a_hit_is_one_line_with_its_parts_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = log(tmp_path, NGINX, {**NGINX, "request_id": "n2", "prompt_tokens": POOL + 1}, COMBINED)
+    assert exposed.main(exposed.Asked((path,), POOL, prefill_speed=SPEED)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"1 answer: {OVER}", f"2 answers: {FAST}"]
+    assert f"2026-11-29T14:05:00+00:00  n2  681,281 tokens  {OVER}, {FAST}  {path}, line 2" in lines
+    assert f"1 line not judged: is no JSON object (the first: {path}, line 3)" in lines
+
+
 # ------------------------------------------------------------------------------------ where from, and in which order
 
 

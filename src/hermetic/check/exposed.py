@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermetic.check import exposure
-from hermetic.check.exposure import KINDS, Exposure, ExposureOptions, Lacking
+from hermetic.check.exposure import KINDS, NO_JSON, SIGNS, Exposure, ExposureOptions, Lacking
 from hermetic.check.exposure_times import Bucket
 from hermetic.check.output import json_file
 from hermetic.check.output.words import counted, plain
@@ -76,21 +76,20 @@ def _write(path: Path, found: Exposure) -> None:
 
 
 def _show(console: Console, found: Exposure) -> None:
-    for sign, number in sorted(found.signs.items()):
-        console.print(Text(f"{counted(number, 'answer')}: {sign}", style="bold red"), soft_wrap=True)
+    for sign in SIGNS:  # the gravest first
+        if number := found.signs.get(sign):
+            console.print(Text(f"{counted(number, 'answer')}: {sign}", style="bold red"), soft_wrap=True)
     _times(console, found)
     for hit in found.hits[:SHOWN]:
         prompt = f"{hit.prompt:,} tokens" if hit.prompt is not None else ""
-        said = "  ".join(
-            part for part in (hit.time, plain(hit.id, 80), prompt, ", ".join(hit.signs), hit.where) if part
-        )
-        console.print(Text(plain(said)), soft_wrap=True)
+        parts = (hit.time, plain(hit.id, 80), prompt, ", ".join(hit.signs), plain(hit.where))
+        console.print(Text("  ".join(filter(None, parts))), soft_wrap=True)
     if found.fits > SHOWN:
         console.print(Text(_rest(found), style="dim"), soft_wrap=True)
     for one in found.not_judged:
-        console.print(Text(_lacking(one), style="bold magenta"), soft_wrap=True)
+        console.print(Text(_lacking(one, found), style="bold magenta"), soft_wrap=True)
     for reason in found.not_asked:
-        console.print(Text(f"not asked: {reason}", style="dim"), soft_wrap=True)
+        console.print(Text(f"not known: {reason}", style="dim"), soft_wrap=True)
     for reason in found.unread:
         console.print(Text(f"not read: {plain(reason)}", style="bold"), soft_wrap=True)
     console.print(Text(_headline(found), style="bold"), soft_wrap=True)
@@ -103,8 +102,10 @@ def _rest(found: Exposure) -> str:
     return f"and {found.fits - SHOWN:,} more: --ids FILE or --format json has {listed}"
 
 
-def _lacking(one: Lacking) -> str:
+def _lacking(one: Lacking, found: Exposure) -> str:
     """With the fields that the first of them has, since one of them may be the one that is missing under another name."""
+    if one.why == NO_JSON and one.lines == found.lines:
+        return f"{counted(one.lines, 'line')} not judged: none is a JSON object; let nginx (log_format ... escape=json), Envoy (json_format) or the gateway write one a line"
     fields = f", which has {', '.join(map(plain, one.fields))}" if one.fields else ""
     field = _FIELD_OF.get(one.why)
     name = f"; --field {field}=NAME says which it is" if field and fields else ""

@@ -30,6 +30,7 @@ from hermetic.options import OptionError
 
 Sign = Literal["over the pool and answered", "faster than it can be read", "halves disagree"]
 SIGNS: tuple[Sign, ...] = ("over the pool and answered", "faster than it can be read", "halves disagree")
+NO_JSON = "is no JSON object"
 LONGEST_LINE = 1024**2  # bytes
 MOST_IDS = 1_000_000
 LONGEST_ID = 256  # characters: clients may choose it
@@ -125,7 +126,7 @@ class _Judge:
         found.lines += 1
         value = _object(line)
         if value is None:
-            self._lacks("is no JSON object" if line else f"is longer than {LONGEST_LINE:,} bytes", name, at)
+            self._lacks(NO_JSON if line else f"is longer than {LONGEST_LINE:,} bytes", name, at)
             return
         fields = self._plans.of(value)
         when = None
@@ -290,4 +291,4 @@ def moment(option: str, text: str) -> datetime:
     return when
 
 
-__all__ = ["KINDS", "SIGNS", "Exposure", "ExposureOptions", "Hit", "Lacking", "moment", "read"]
+__all__ = ["KINDS", "NO_JSON", "SIGNS", "Exposure", "ExposureOptions", "Hit", "Lacking", "moment", "read"]
