@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,36 @@ def test_no_list_of_unknowns_is_longer_than_the_kinds_of_sources(capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("unknown")]) <= 6
     assert any("its command line or manifest would say " in line for line in lines)
+
+
+def test_of_contradictory_sources_it_is_said_which_disagree_and_on_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file of before the last start. What rests on the pool is not known; that they disagree is the first line."""
+    told = {
+        "disaggregation_mode": "null", "version": "0.5.23", "page_size": 16, "host": "10.0.0.7", "port": 30000, "model_path": "/m",
+        "internal_states": [{}], "tokenizer_path": "/m", "context_length": 8192,
+    }  # fmt: skip
+    for name, pool in (("new.json", 9_000), ("old.json", 2_048)):
+        (tmp_path / name).write_text(json.dumps({**told, "max_total_num_tokens": pool}))
+    assert command.main(Asked(sources=(str(tmp_path),), select=("CAP001", "SRC"))) == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(
+        "SRC001 warning  10.0.0.7:30000: its sources disagree on how many tokens the KV pool holds: "
+    )
+    assert all(part in first for part in ("9000", "new.json", "2048", "old.json"))
+    assert any(line.startswith("unknown") and "CAP001" in line for line in rest)
+
+
+def test_of_a_version_that_is_none_it_is_said_that_it_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "disaggregation_mode": "prefill", "version": "main", "host": "10.0.0.7", "port": 30000, "model_path": "/m", "internal_states": [{}],
+    }  # fmt: skip
+    (tmp_path / "info.json").write_text(json.dumps(told))
+    assert command.main(Asked(sources=(str(tmp_path),), select=("VER001",), strict=True)) == 1
+    assert "unknown  prefill 10.0.0.7:30000: the version 'main' is no version that can be compared (VER001)" in capsys.readouterr().out  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ order, and what to do
