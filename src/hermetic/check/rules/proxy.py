@@ -60,7 +60,7 @@ def gives_up(proxy: Proxy, deployment: Deployment) -> Answer:
     why="A request that is sent again while the first one runs is computed twice, and what names its transfer (a bootstrap room, kv_transfer_params) is "
     "then used twice: the second reads pages that were given on.",
     fix="Retry only what cannot have reached a node: nginx without non_idempotent in proxy_next_upstream, Envoy with connect-failure alone, HAProxy with "
-    "retry-on conn-failure or disable-l7-retry for POST.",
+    "retry-on conn-failure or disable-l7-retry for POST, routers with --disable-retries.",
     source="https://github.com/vllm-project/vllm/issues/52234; the class 'id reuse' of the field's fault reports. sglang-router 0.3.2 asks up to five times "
     "after 408, 429 and 5xx (src/core/retry.rs).",
 )
