@@ -275,9 +275,8 @@ async def test_an_unpaired_link_gets_no_requests_until_it_is_paired_again() -> N
         await w.until(lambda: not w.cluster.members.remotes["prefill-1"].paired)
         await w.until(lambda: bool(w.cluster.members.remotes["prefill-0"].paired))
         await read(await w.cluster.generate(ask()))
-        await w.until(
-            lambda: bool(w.workers["prefill-0"].history)
-        )  # decode may answer before its half arrives
+        # Decode may have answered before its half arrives.
+        await w.until(lambda: bool(w.workers["prefill-0"].history))
 
 
 async def test_what_does_not_belong_at_the_control_port_is_rejected_counted_and_logged_once(
