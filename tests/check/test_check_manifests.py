@@ -318,9 +318,7 @@ def test_a_key_from_a_secret_is_a_key_whatever_its_value(reference: str, key: li
 
 
 def test_a_secret_in_a_shell_is_a_key_as_well() -> None:
-    text = VLLM_POD.replace(
-        "args: [m]", "command: [bash, -c, 'vllm serve m --api-key \"$VLLM_API_KEY\"']"
-    )
+    text = VLLM_POD.replace("args: [m]", "command: [bash, -c, 'vllm serve m --api-key \"$VLLM_API_KEY\"']")
     (sheet,) = manifests.read("k8s.yaml", text).sheets
     assert sheet[facts.API_KEY] is True
 
