@@ -72,6 +72,17 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         "the page size in tokens is not known",
     )
 
+    # a manifest: whatever memory allows up to 8,192, the pool is not above the context
+    allowed = {"pool_limit": 8_192, "context": 8_192, "page": 16, "version": NEW}
+    yield "CAP003", "finding", alone(**allowed), "that leave less than a page of 16 of the pool free"
+    # P = 70, p = 7: 63 is accepted and stuck. P = 72, p = 6: up to 65 are accepted; alone 66 would be stuck, on prefill 65 is. P = 70, p = 5 on prefill:
+    # up to 63 are accepted, 64 would be stuck.
+    yield "CAP003", "finding", alone(**{**allowed, "page": 7}), "a page of 7"
+    yield "CAP003", "unknown", alone(**{**allowed, "page": 6}), "how many tokens the KV pool holds"
+    yield "CAP003", "finding", prefill(**{**allowed, "page": 6}), "a page of 6"
+    yield "CAP003", "unknown", prefill(**{**allowed, "page": 5}), "how many tokens the KV pool holds"
+    yield "CAP003", "unknown", alone(**{**allowed, "context": 8_191}), "how many tokens the KV pool holds"
+
     # 8,192 - 512 = 7,680 is 480 whole pages
     tight = {"pool": 8_192, "page": 16, "longest": 8_186, "reserve": 512, "version": NEW}
     yield "CAP004", "finding", decode(**tight), "prompts of 7,681 to 8,185 tokens"

@@ -98,6 +98,8 @@ def never_placed(node: Sheet) -> Answer:
 
     A request with ignore_eos on a server without prefix cache is held to more (add_one_req_ignore_eos): up(L) + max_new_tokens + p + 1 < free. On a
     prefill node that is every prompt over P - 2p; elsewhere it is any prompt whose max_new_tokens was cut to 1 or more."""
+    if facts.POOL not in node and facts.POOL_LIMIT in node:
+        return _never_placed_in_any(node)
     pool, page, role = node[facts.POOL], node[facts.PAGE], node[facts.ROLE]
     last = min(longest(node), pool) if role == PREFILL else longest(node)
     _was_read(node)
@@ -107,6 +109,19 @@ def never_placed(node: Sheet) -> Answer:
     return (
         f"prompts of {first:,} to {last:,} tokens are accepted and can never be placed in a pool of {pool:,} tokens with pages of {page}, "
         "and everything queued behind one waits"
+    )
+
+
+def _never_placed_in_any(node: Sheet) -> Answer:
+    """A manifest only limits the pool. Where the context is not below that limit it is below no pool, and then pages of more than 6 tokens (5 on a prefill
+    node) leave such prompts in each. Raises NotKnown where a pool may leave none."""
+    limit, page, context = node[facts.POOL_LIMIT], node[facts.PAGE], node[facts.CONTEXT]
+    _was_read(node)
+    if context < limit or page + (1 if node[facts.ROLE] == PREFILL else 0) <= SLACK:
+        _ = node[facts.POOL]
+    return (
+        f"--max-total-tokens allows the KV pool {limit:,} tokens at most, and the advertised context is {context:,}: prompts that leave less than a page of "
+        f"{page} of the pool free are accepted and can never be placed, and everything queued behind one waits"
     )
 
 
