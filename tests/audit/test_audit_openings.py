@@ -397,6 +397,29 @@ async def test_a_server_that_refuses_stream_options_is_asked_without():
     assert (learned.streams, learned.usage) == (True, False)
 
 
+@pytest.mark.parametrize("kind", ["sglang-pd", "vllm-pd"])
+async def test_a_pair_is_known_as_one_so_that_nobody_forges_what_its_router_would_say(kind: str):
+    one, two = ScriptedEndpoint(SmallEngine(limit=200)), ScriptedEndpoint(SmallEngine(limit=200))
+    async with (
+        serving(one),
+        serving(two),
+        open_target(
+            [f"{kind}://{one.url.removeprefix('http://')},{two.url.removeprefix('http://')}"]
+        ) as target,
+    ):
+        learned = await learn(target, TargetOptions(learning=5.0))
+    assert learned.facts["pair"] == kind
+
+
+@pytest.mark.parametrize(("owner", "sent"), [("sglang", "mine"), ("vllm", None)])
+async def test_a_request_id_is_said_in_the_body_to_sglang(owner: str, sent: str | None):
+    endpoint = ScriptedEndpoint(SmallEngine(limit=200), entry={"owned_by": owner})
+    async with serving(endpoint), open_target([endpoint.url]) as target:
+        await learn(target, TargetOptions(learning=5.0))
+        await target.send(Ask(tenant="t", prompt="Say hello.", request_id="mine"))
+    assert endpoint.posts[-1].json.get("rid") == sent
+
+
 # ------------------------------------------------------------------------------------ noise, by hand
 
 

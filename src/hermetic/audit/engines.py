@@ -46,6 +46,8 @@ async def recognise(target: Target) -> Said:
         said.engine = "sglang"
     if target.address.kind == "vllm-pd":
         said.engine = "vllm"
+    if target.address.pair:  # rooms and transfer parameters are then the audit's own to send
+        said.facts["pair"] = target.address.kind
     for engine, ask in _ASKERS.items():
         if said.engine in ("", engine):
             for place in range(len(target.address.servers) if said.engine else 1):

@@ -99,6 +99,7 @@ class _Learning:
         learned = self.learned
         self.progress("what kind of server this is")
         self.said = await recognise(self.target)
+        self.target.dialect.rid = self.said.engine == "sglang"
         learned.engine, learned.version = self.said.engine, self.said.version
         learned.claimed, learned.page, learned.facts = (
             self.said.claimed,

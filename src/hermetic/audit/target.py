@@ -175,7 +175,7 @@ class Target:
         client: httpx.AsyncClient,
         slowed: Callable[[float], None],
     ) -> None:
-        self.address, self.dialect = address, Dialect(rid=address.kind == "sglang-pd")
+        self.address, self.dialect = address, Dialect()
         self.model, self.models, self.entry = options.model or "", tuple[str, ...](), dict[str, Any]()
         self.keys = len(keys)
         self._options, self._secrets, self._client, self._slowed = options, keys, client, slowed
