@@ -259,7 +259,10 @@ def test_sglangs_native_refusal_is_a_refusal_although_it_has_a_token_and_status_
         ({"object": "error", "message": "Input length", "type": "BadRequestError", "param": None, "code": 400}, "refused", "Input length"),
         ({"error": {"object": "error", "message": "Input length", "type": "BAD_REQUEST", "code": 400}}, "refused", "Input length"),
         ({"error": {"message": "m", "code": "context_length_exceeded", "type": "invalid_request_error"}}, "refused", "m"),
-        ({"error": "went wrong", "error_type": "validation"}, "failed", "went wrong"),
+        # TGI's `ErrorResponse`: with a status of its own these are 422, 429 and 424.
+        ({"error": "Input validation error", "error_type": "validation"}, "refused", "Input validation error"),
+        ({"error": "Model is overloaded", "error_type": "overloaded"}, "limited", "Model is overloaded"),
+        ({"error": "Request failed during generation", "error_type": "generation"}, "failed", "during generation"),
         ({"error": {"message": "boom", "code": 500, "type": "server_error"}}, "failed", "boom"),
         ({"error": {"message": "slow", "code": "429"}}, "limited", "slow"),
     ],
@@ -292,6 +295,27 @@ def test_an_answer_without_a_reason_for_its_end_is_an_answer_without_one():
     assert (reading.how(), reading.text, reading.finish) == ("answered", "x", None)
     assert read(stream(chunk("x"))).how() == "answered"  # [DONE], and no reason
     assert read(stream(chunk("x"), done=False)).how() == "cut"
+
+
+def test_a_reason_without_a_word_is_none_yet():
+    """TGI's completions: each piece has a finish_reason, "" until the last."""
+    piece = {"choices": [{"index": 0, "text": "x", "finish_reason": ""}]}
+    last = {"choices": [{"index": 0, "text": "y", "finish_reason": "length"}]}
+    begun = read(stream(piece, done=False), endpoint="completions")
+    assert (begun.how(), begun.finish, begun.finished) == ("cut", None, False)
+    over = read(stream(piece, last), endpoint="completions")
+    assert (over.how(), over.finish, over.text) == ("answered", "length", "xy")
+
+
+def test_an_error_in_a_field_of_its_own_is_one():
+    """llama.cpp's server, until late in 2025: `error: {...}` where `data: {...}` stands else."""
+    said = {
+        "code": 400,
+        "message": "the request exceeds the available context size",
+        "type": "exceed_context_size_error",
+    }
+    reading = read(b"error: " + json.dumps(said).encode() + b"\n\n")
+    assert (reading.how(), reading.error) == ("refused", "the request exceeds the available context size")
 
 
 def test_everything_that_was_made_from_a_prompt_is_text():

@@ -110,7 +110,9 @@ def _merged(fields: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EventParser:
-    """Server-sent events (WHATWG HTML, 9.2.6) from bytes that may be cut anywhere: gives the data of whole events."""
+    """Server-sent events (WHATWG HTML, 9.2.6) from bytes that may be cut anywhere: gives the data of whole events.
+
+    Beyond the standard, a field `error` is data that holds one: llama.cpp's server said its errors so until late in 2025."""
 
     def __init__(self) -> None:
         self._rest = bytearray()  # the beginning of a line
@@ -149,6 +151,8 @@ class EventParser:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+        elif name == b"error":
+            self._data.append(b'{"error":' + value + b"}")
         return None
 
 
@@ -298,7 +302,7 @@ class Reading:
         self.tokens += [Token(piece, at, logprob) for piece, logprob in probs] or [Token(text, at)]
 
     def _reason(self, index: int, reason: object) -> None:
-        if reason is None:
+        if reason is None or reason == "":  # TGI's completions say "" until they end
             return
         details = _dict(reason)
         name = _text(details.get("type")) or _text(reason) or _short(str(reason), 40)
@@ -446,12 +450,13 @@ _CLIENT_FAULTS = (
     "not_found",
     "context_length",
     "unprocessable",
+    "validation",
 )
 
 
 def _complaint(value: object) -> tuple[str, int | None]:
     """An error's message and status, as the engines write them: {"error": {...}}, {"error": "..."}, {"message": ...},
-    {"detail": ...}. A kind that is a client's fault by name, without a number, counts as 400."""
+    {"detail": ...}. A kind that is a client's fault by name, without a number, counts as 400, and one that is overloaded as 429."""
     fields = _dict(value)
     inner = fields.get("error") if fields.get("error") else fields
     if isinstance(inner, str):
@@ -470,6 +475,8 @@ def _status(details: dict[str, Any]) -> int | None:
         if isinstance(number, int) and 400 <= number <= 599:
             return number
     kind = f"{_text(details.get('type'))} {_text(details.get('code'))} {_text(details.get('error_type'))}".lower()
+    if "overloaded" in kind:
+        return 429
     return 400 if any(word in kind for word in _CLIENT_FAULTS) else None
 
 
