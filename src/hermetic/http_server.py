@@ -21,7 +21,7 @@ from typing import NoReturn, TypeVar
 import uvicorn
 import uvloop
 
-from hermetic.gateway.app import Reach, create_app
+from hermetic.gateway.app import create_app
 from hermetic.gateway.backend import Failed
 from hermetic.gateway.cluster import Cluster
 from hermetic.gateway.supervisor import StartError
@@ -54,7 +54,6 @@ class Site:
     where: (
         str  # how a person names host and port when they cannot be had, e.g. "--host 127.0.0.1 --port 8000"
     )
-    workers_listen: str = ""  # where the workers do, if this command starts them
 
 
 _READING = threading.Lock()  # transformers' lazy imports are not safe to run in two threads at once
@@ -159,7 +158,7 @@ async def _serve(
     async with running() as cluster:
         tokenizer = await tokenizing
         config = uvicorn.Config(
-            create_app(cluster, tokenizer, tenants, reach=Reach(sock.getsockname()[0], site.workers_listen)),
+            create_app(cluster, tokenizer, tenants, listens=sock.getsockname()[0]),
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -189,7 +189,6 @@ def main(options: ServeOptions, commands: Commands = product_command) -> NoRetur
         options.api_keys,
         options.log_format,
         f"--host {options.host} --port {options.port}",
-        WORKER_HOST,
     )
     http_server.command(
         site,

@@ -435,6 +435,8 @@ WORDS = " ".join(["house"] * 1000)
         (tuple(range(100)), 101, None),
         (tuple(range(100)), 165, "more counted"),
         (WORDS, None, None),
+        (WORDS, 0, None),  # it does not count
+        ("", 0, None),  # Ollama and llama.cpp: nothing was sent, and nothing is read
     ],
 )
 def test_counts_of_the_prompt(prompt: Any, counted: int | None, kind: str | None) -> None:
@@ -449,6 +451,30 @@ def test_the_same_prompt_counts_the_same_every_time() -> None:
     assert semantics(bench, ask, usage=Usage(prompt=12)) == []
     assert semantics(bench, ask, usage=Usage(prompt=12)) == []
     assert semantics(bench, ask, usage=Usage(prompt=14)) == ["counts differ"]
+
+
+def test_a_server_that_does_not_count_what_is_cached_is_not_accused_of_it() -> None:
+    """As Ollama 0.30.0: llama-server's `prompt_n`, without `cache_n`."""
+    bench = Bench(**LEARNED, counts_cached=False)
+    ask = bench.ask(WORDS)
+    assert semantics(bench, ask, usage=Usage(prompt=1600), first=5.0) == []
+    assert semantics(bench, ask, usage=Usage(prompt=1), first=5.0) == []
+    assert semantics(bench, bench.ask("x"), usage=Usage(prompt=3000)) == ["more counted"]
+    with_fields = bench.ask(WORDS, extra={"cache_salt": "a"})
+    first, again = (bench.answer(ask=with_fields, usage=Usage(prompt=n)) for n in (1600, 1))
+    bench.evidence.same("s", first, again, "alone and in company")
+    assert bench.kinds() == [("semantics", "more counted")]
+    assert any("leaves out what it took from its cache" in note for note in bench.evidence.notes())
+
+
+def test_a_remembered_prompt_is_kept_in_part_alone() -> None:
+    """Of thousands of prompts, some with a million tokens: 4,096 whole ones would be gigabytes."""
+    bench = Bench(**LEARNED)
+    ask = bench.ask("house " * 100_000)
+    assert semantics(bench, ask, usage=Usage(prompt=100_000), first=500.0) == []
+    assert semantics(bench, ask, usage=Usage(prompt=100_001), first=500.0) == ["counts differ"]
+    before = bench.only().answers[1]
+    assert len(before.ask.prompt) < 21_000
 
 
 def test_two_halves_must_count_alike_and_refuse_alike() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from scripted_endpoint import Request, ScriptedEndpoint, SmallEngine, Wire, chat
 
 from hermetic.audit import openings
 from hermetic.audit.edges import MAX_SILENT, MAX_WALKED, Tried, find_edge, numbers
-from hermetic.audit.exchange import Answer, Ask, Token
+from hermetic.audit.exchange import Answer, Ask, Token, Usage
 from hermetic.audit.learned import Learned
-from hermetic.audit.openings import learn, measure
+from hermetic.audit.openings import learn, leaves_out, measure
 from hermetic.audit.target import TargetError, TargetOptions, open_target
 
 # ------------------------------------------------------------------------------------ the search
@@ -418,6 +419,46 @@ async def test_a_request_id_is_said_in_the_body_to_sglang(owner: str, sent: str 
         await learn(target, TargetOptions(learning=5.0))
         await target.send(Ask(tenant="t", prompt="Say hello.", request_id="mine"))
     assert endpoint.posts[-1].json.get("rid") == sent
+
+
+class CountsNew(SmallEngine):
+    """As Ollama 0.30.0: of a prompt it counts what was not in its cache, which holds `room` prompts."""
+
+    def __init__(self, room: int, **more: Any) -> None:
+        super().__init__(**more)
+        self.room, self.cached = room, list[str]()
+
+    async def _answer(self, wire: Wire, chat: bool, fields: Any, words: list[str], tokens: int) -> None:
+        prompt = json.dumps(fields.get("messages") or fields["prompt"])
+        there = prompt in self.cached
+        self.cached = [*(one for one in self.cached if one != prompt), prompt][-self.room :]
+        await super()._answer(wire, chat, fields, words, 1 if there else tokens)
+
+
+@pytest.mark.parametrize("room", [1, 100])
+async def test_a_server_that_counts_only_what_is_not_cached_is_known_as_one(room: int):
+    learned, _ = await learned_of(CountsNew(room, limit=300), TargetOptions(learning=5.0))
+    assert not learned.counts_cached
+    learned, _ = await learned_of(SmallEngine(limit=300), TargetOptions(learning=5.0))
+    assert learned.counts_cached
+
+
+async def test_a_server_that_counts_zero_does_not_count():
+    class Zero(SmallEngine):
+        async def _answer(self, wire: Wire, chat: bool, fields: Any, words: list[str], tokens: int) -> None:
+            await super()._answer(wire, chat, fields, words, 0)
+
+    learned, _ = await learned_of(Zero(limit=300), TargetOptions(learning=5.0))
+    assert (learned.usage, learned.counts_cached, learned.tokens_per_word) == (False, True, 2.0)
+
+
+def test_one_repeat_that_counts_less_is_no_habit():
+    first, less, same = answer("x"), answer("x"), answer("x")
+    first.usage = same.usage = Usage(prompt=90)
+    less.usage = Usage(prompt=1)
+    assert not leaves_out(first, [same, less, same, same])
+    assert not leaves_out(first, [])
+    assert leaves_out(first, [same, less])
 
 
 # ------------------------------------------------------------------------------------ noise, by hand

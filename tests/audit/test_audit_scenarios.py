@@ -7,6 +7,7 @@ The one thing to know: the judge here is a plain one without statistics (the sim
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
 import msgspec
@@ -428,6 +429,27 @@ def test_a_body_that_is_never_a_request_is_none(endpoint: str) -> None:
     for bad in bad_bodies("m", endpoint, "a text of some length"):
         assert sim._sane(bad.body, endpoint) is False or not bad.never, bad.what
     assert sum(bad.never for bad in bad_bodies("m", endpoint, "a text")) == 9
+
+
+@pytest.mark.parametrize(("said", "wrong"), [("", 0), ("Alice", 1)])
+async def test_a_body_without_a_prompt_may_be_answered_with_nothing_and_with_nothing_else(
+    said: str, wrong: int
+) -> None:
+    """Ollama answers `{"model": ...}` to /v1/completions with 200, no text, and finish_reason "load"."""
+
+    class Loads(Clean):
+        def answer(self, ask: Ask, number: int) -> sim.Answer:
+            value = json.loads(ask.raw) if ask.raw and ask.prompt == "no prompt" else None
+            if value is None:
+                return super().answer(ask, number)
+            return self.made(ask, number, how="answered", status=200, text=said, finish="load")
+
+    show = await play("malformed", Loads())
+    answered = [answer for answer, _, _ in show.record.refusals if answer.how == "answered"]
+    assert bool(answered) == bool(wrong)
+    assert any(
+        answer.ask.prompt == "no prompt" and answer.how == "answered" for answer in show.record.answers
+    )
 
 
 @given(st.floats(0.5, 8.0), st.integers(1, 10_000))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from hermetic.check import facts, fetch
 from hermetic.check.check import CheckOptions, run
 from hermetic.check.facts import Sheet
@@ -14,12 +12,11 @@ from hermetic.check.fetch import FetchOptions
 from hermetic.check.readers.reading import Reading
 from hermetic.check.unanswered import Page
 
-CODES = ("EXP001", "EXP002", "EXP004", "EXP005")
-# As a gateway of `hermetic serve` answers; the last four fields are tests/gateway/test_service.py's.
+CODES = ("EXP002", "EXP004", "EXP005")
+# As a gateway of `hermetic serve` answers; the last three fields are tests/gateway/test_service.py's.
 OWN = {
     "window": 8192, "page_size": 16, "pool_tokens": {"prefill-0": 256, "decode-0": 512}, "mode": "disaggregated", "fingerprint": "f",
-    "numeric": "weights=bf16 compute=bf16 kv=bf16", "verify": "landing", "listens": "127.0.0.1", "workers_listen": "127.0.0.1", "api_keys": False,
-    "metrics": "everybody",
+    "numeric": "weights=bf16 compute=bf16 kv=bf16", "verify": "landing", "listens": "127.0.0.1", "api_keys": False, "metrics": "everybody",
 }  # fmt: skip
 
 
@@ -45,13 +42,12 @@ def test_a_server_for_others_with_keys_is_clean(tmp_path: Path) -> None:
 
 def test_what_it_would_say_of_an_open_one_is_a_finding(tmp_path: Path) -> None:
     """It does not start so; a report of one that did is not passed over."""
-    said = verdicts(tmp_path, listens="0.0.0.0", workers_listen="0.0.0.0")
-    assert said == {"EXP001": "finding", "EXP002": "finding", "EXP004": "finding", "EXP005": "passed"}
+    said = verdicts(tmp_path, listens="0.0.0.0")
+    assert said == {"EXP002": "finding", "EXP004": "finding", "EXP005": "passed"}
 
 
-@pytest.mark.parametrize("gone", ["listens", "workers_listen"])
-def test_what_it_does_not_say_is_not_known(tmp_path: Path, gone: str) -> None:
-    assert "unknown" in verdicts(tmp_path, **{gone: None}).values()
+def test_what_it_does_not_say_is_not_known(tmp_path: Path) -> None:
+    assert "unknown" in verdicts(tmp_path, listens=None).values()
 
 
 # ------------------------------------------------------------------------------------ live

@@ -13,7 +13,7 @@ import pytest
 
 from hermetic.check import facts
 from hermetic.check.facts import FACTS, Sheet
-from hermetic.check.readers import engine_files, hermetic_engine, logs
+from hermetic.check.readers import engine_files, logs
 from hermetic.check.readers.reading import Reading
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -510,18 +510,16 @@ def test_hermetics_own_start_is_read() -> None:
         page=16,
         verify="landing",
         role="both",
-        inner_host="127.0.0.1",
         remote_code=False,
     )
     assert sheet.address == ("127.0.0.1", 8000)
 
 
 def test_what_hermetic_is_by_itself_is_what_its_source_says() -> None:
-    """No model's code is run, and the workers of `hermetic serve` listen on loopback."""
+    """No model's code is run."""
     source = Path(__file__).parents[2] / "src/hermetic"
     files = [file for file in source.rglob("*.py") if source / "check" not in file.parents]
     assert not [file for file in files if "trust_remote_code" in file.read_text()]
-    assert f'WORKER_HOST = "{hermetic_engine.SERVE_HOST}"' in (source / "serve.py").read_text()
 
 
 @pytest.mark.parametrize(

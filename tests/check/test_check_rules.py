@@ -722,6 +722,7 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "EXP004", "finding", alone(host="0.0.0.0", metrics_open=True), "/metrics answers without a key"
     yield "EXP004", "passed", alone(host="0.0.0.0", metrics_open=False), ""
     yield "EXP004", "passed", alone(host="127.0.0.1"), ""
+    yield "EXP004", "passed", alone(host="0.0.0.0", metrics=False), ""
     yield "EXP004", "unknown", alone(host="0.0.0.0"), "whether /metrics answers without a key is not known"
     yield "EXP004", "unknown", alone(metrics_open=True), "the address that it listens on is not known"
     # found at another address than loopback, wherever it says that it listens

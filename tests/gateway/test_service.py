@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted import ScriptedBackend
 
 import hermetic
-from hermetic.gateway.app import Reach, create_app
+from hermetic.gateway.app import create_app
 from hermetic.gateway.backend import Failed, Token
 from hermetic.gateway.errors import CODES
 from hermetic.gateway.tenants import Tenant, Tenants, hash_key, local_tenants
@@ -43,16 +43,15 @@ async def test_models_say_who_can_connect_and_what_they_are_asked_for(
     backend: ScriptedBackend, tokenizer: Tokenizer
 ) -> None:
     """What `hermetic check` asks of every deployment: this one too."""
-    here = create_app(backend, tokenizer, local_tenants(), reach=Reach("127.0.0.1", "127.0.0.1"))
+    here = create_app(backend, tokenizer, local_tenants(), listens="127.0.0.1")
     (model,) = (await client_of(here).get("/v1/models")).json()["data"]
-    said = {name: model["hermetic"].get(name) for name in ("listens", "workers_listen", "api_keys", "metrics")}  # fmt: skip
-    assert said == {"listens": "127.0.0.1", "workers_listen": "127.0.0.1", "api_keys": False, "metrics": "everybody"}  # fmt: skip
+    said = {name: model["hermetic"].get(name) for name in ("listens", "api_keys", "metrics")}
+    assert said == {"listens": "127.0.0.1", "api_keys": False, "metrics": "everybody"}
     keyed = Tenants({hash_key("k"): Tenant("alice", "tenant:alice")})
-    open_to_all = client_of(create_app(backend, tokenizer, keyed, reach=Reach("0.0.0.0")))
+    open_to_all = client_of(create_app(backend, tokenizer, keyed, listens="0.0.0.0"))
     answer = await open_to_all.get("/v1/models", headers={"authorization": "Bearer k"})
     own = answer.json()["data"][0]["hermetic"]
     assert (own["listens"], own["api_keys"], own["metrics"]) == ("0.0.0.0", True, "this host")
-    assert "workers_listen" not in own  # it did not start them
 
 
 async def test_tokenize_and_detokenize_are_inverse_in_vllms_shape(client: httpx.AsyncClient) -> None:

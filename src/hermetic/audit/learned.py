@@ -50,6 +50,7 @@ class Learned(msgspec.Struct, kw_only=True):
     streams: bool = True
     logprobs: bool = False
     usage: bool = True  # whether it counts tokens
+    counts_cached: bool = True  # whether its count of a prompt holds what it took from its cache
     claimed: int | None = None  # max_model_len, context_length
     edges: dict[str, Edge] = {}  # by endpoint
     page: int | None = None  # tokens of a KV page, if it can be told

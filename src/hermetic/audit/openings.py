@@ -217,7 +217,7 @@ class _Learning:
         if not learned.streams:
             dialect.include_usage = True
             answer = await self._short(changed(ask, stream=False))
-        learned.usage = answer.usage.prompt is not None
+        learned.usage = bool(answer.usage.prompt)
         with_probs = await self._short(changed(ask, stream=learned.streams, logprobs=True))
         learned.logprobs = with_probs.how == "answered" and any(
             t.logprob is not None for t in with_probs.tokens
@@ -290,7 +290,7 @@ class _Learning:
         for words in (20, 220):
             prompt = self.tenants.tenant(self.random).filler(words)
             answer = await self._short(self._ask(self.main, prompt, 1))
-            if answer.how != "answered" or answer.usage.prompt is None:
+            if answer.how != "answered" or not answer.usage.prompt:
                 return
             sizes.append((len(prompt.split()), answer.usage.prompt))
         (words, tokens), (more_words, more_tokens) = sizes
@@ -314,6 +314,8 @@ class _Learning:
         for number in range(ALONE[1]):
             if number < ALONE[0] or time.monotonic() < until:
                 alone.append(await self._short(asks[number // 2 % len(asks)]))
+        repeats = [[again for again in alone if again.ask == first.ask] for first in firsts]
+        self.learned.counts_cached = not all(map(leaves_out, firsts, repeats))
         until, beside = time.monotonic() + 0.15 * self.time, []
         for wave in range(WAVES[1]):
             if wave < WAVES[0] or time.monotonic() < until:
@@ -322,12 +324,8 @@ class _Learning:
                 beside += await asyncio.gather(*(self.target.send(ask) for ask in crowd))
                 self.wave = max(self.wave, time.monotonic() - began)
         self.learned.noise = _together(
-            measure(
-                first,
-                [answer for answer in alone if answer.ask == first.ask],
-                [answer for answer in beside if answer.ask == first.ask],
-            )
-            for first in firsts
+            measure(first, again, [answer for answer in beside if answer.ask == first.ask])
+            for first, again in zip(firsts, repeats, strict=True)
         )
 
     # ------------------------------------------------------------------------ limits
@@ -499,6 +497,14 @@ class _Learning:
 # ------------------------------------------------------------------------------------ small readers
 
 
+def leaves_out(first: Answer, again: Sequence[Answer]) -> bool:
+    """Whether at least half of the repeats of a request count fewer tokens of prompt than it did: those from a cache are not
+    counted then. (With room for one conversation in it, a repeat right behind another request finds nothing there.)"""
+    counts = [answer.usage.prompt for answer in again if answer.usage.prompt is not None]
+    before = first.usage.prompt or 0
+    return bool(counts) and 2 * sum(count < before for count in counts) >= len(counts)
+
+
 def measure(first: Answer, alone: Sequence[Answer], beside: Sequence[Answer]) -> Noise:
     """How much answers to one request differ from each other. Those that were not answered do not count.
 
@@ -584,4 +590,4 @@ def _both(one: Edge, other: Edge) -> Edge:
     )
 
 
-__all__ = ["Ruler", "learn", "measure"]
+__all__ = ["Ruler", "learn", "leaves_out", "measure"]

@@ -7,9 +7,7 @@ and nothing more.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,26 +32,19 @@ if TYPE_CHECKING:
     from hermetic.model.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Who can connect, as /v1/models says it for whoever checks a deployment. `listens`: the address of this API; `workers_listen`: that of the
-    workers, where one command started them. Empty: this process does not know."""
-
-    listens: str = ""
-    workers_listen: str = ""
-
-
 def create_app(
     backend: Backend,
     tokenizer: Tokenizer,
     tenants: Tenants,
     settings: Settings | None = None,
     metrics: Metrics | None = None,
-    reach: Reach | None = None,
+    listens: str = "",
 ) -> FastAPI:
-    """The app. It starts and stops nothing: the backend must be running, and is closed by whoever started it."""
+    """The app. It starts and stops nothing: the backend must be running, and is closed by whoever started it.
+
+    `listens`: the address of this API, as /v1/models says it for whoever checks a deployment; empty if it is not known."""
     settings = settings or Settings()
-    routes = _Routes(backend, tokenizer, tenants, settings, metrics or Metrics(), reach or Reach())
+    routes = _Routes(backend, tokenizer, tenants, settings, metrics or Metrics(), listens)
     app = FastAPI(
         title="Hermetic", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         version=hermetic.__version__,
@@ -84,9 +75,9 @@ class _Routes:
     """The handlers, and what they share."""
 
     def __init__(
-        self, backend: Backend, tokenizer: Tokenizer, tenants: Tenants, settings: Settings, metrics: Metrics, reach: Reach
+        self, backend: Backend, tokenizer: Tokenizer, tenants: Tenants, settings: Settings, metrics: Metrics, listens: str
     ) -> None:  # fmt: skip
-        self._backend, self._tokenizer, self._tenants, self._reach = backend, tokenizer, tenants, reach
+        self._backend, self._tokenizer, self._tenants, self._listens = backend, tokenizer, tenants, listens
         self._settings, self._metrics = settings, metrics
         self._api = Api(tokenizer.vocab_size)
         self._bounds = TextBounds(tokenizer)
@@ -247,9 +238,9 @@ class _Routes:
 
     def _reached(self) -> Json:
         """What keeps others out, or does not."""
-        known = {name: host for name, host in dataclasses.asdict(self._reach).items() if host}
         keys = bool(self._tenants.by_hash)
-        return {**known, "api_keys": keys, "metrics": "this host" if keys else "everybody"}
+        reached: Json = {"api_keys": keys, "metrics": "this host" if keys else "everybody"}
+        return {"listens": self._listens, **reached} if self._listens else reached
 
 
 def _of_tenants(path: str) -> bool:

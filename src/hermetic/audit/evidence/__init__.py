@@ -30,6 +30,7 @@ class Evidence:
         self._markers, self._differential = Markers(plant, move_limit(learned)), Differential(learned)
         self._contrast, self._semantics = Contrast(learned), Semantics(learned)
         self._liveness, self._timing = Liveness(), Timing()
+        self._counts_cached = learned.counts_cached
 
     def seen(self, scenario: str, answer: Answer) -> None:
         self._markers.seen(scenario, answer)
@@ -94,6 +95,11 @@ class Evidence:
         if self._liveness.slow:
             notes.append(
                 f"{self._liveness.slow} answers were slow: their tokens still came when their bound was over."
+            )
+        if not self._counts_cached:
+            notes.append(
+                "This server's count of a prompt leaves out what it took from its cache, so no count was called too small, and counts of one "
+                "prompt were not compared."
             )
         return notes + self._timing.notes()
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Any
 
 from hermetic.audit.evidence.gathering import Gathering
-from hermetic.audit.exchange import Answer, Ask
+from hermetic.audit.exchange import Answer, Ask, shortened
 from hermetic.audit.learned import Learned
 from hermetic.audit.result import Coverage, Finding
 
@@ -89,11 +89,12 @@ class Semantics:
                       "the tokens beyond, or the count, belong to another request or to no limit")  # fmt: skip
 
     def _prompt_count(self, scenario: str, answer: Answer) -> None:
+        """None and 0 are no counts: an engine that was sent nothing, or does not count, says 0."""
         counted, ask = answer.usage.prompt, answer.ask
-        if counted is None:
+        if not counted:
             return
         least, most = self._least(ask), _most(ask)
-        if counted < least:
+        if counted < least and self._learned.counts_cached:
             self._add(scenario, answer, "fewer counted", f"usage counts {counted} prompt tokens, but at least {least} were sent",
                       "the answer was computed from less than the request, or the count is another's", least=least, counted=counted)  # fmt: skip
         elif counted > most:
@@ -112,14 +113,14 @@ class Semantics:
         return int(words * min(TOKENS_A_WORD, self._learned.tokens_per_word / 2))
 
     def _same_count(self, scenario: str, answer: Answer, counted: int) -> None:
-        """The same text has the same number of tokens every time."""
+        """The same text has the same number of tokens every time, if those from the cache are counted too."""
         ask = answer.ask
-        if ask.extra:  # fields that may change what the template makes of it
+        if ask.extra or not self._learned.counts_cached:  # fields may change what the template makes of it
             return
         key = hash((ask.endpoint, ask.system, ask.prompt))
         before = self._counted.get(key)
         if before is None:
-            self._counted[key] = counted, answer
+            self._counted[key] = counted, shortened(answer)
             if len(self._counted) > REMEMBERED:
                 self._counted.popitem(last=False)
         elif before[0] != counted:
@@ -175,6 +176,7 @@ class Semantics:
             alone.ask.extra != again.ask.extra
             or alone.ask.endpoint != again.ask.endpoint
             or not again.ask.extra
+            or not self._learned.counts_cached
         ):
             return  # those without further fields are compared when they are seen
         if a != b:

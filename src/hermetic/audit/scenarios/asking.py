@@ -157,7 +157,7 @@ class Ruler:
     async def measure(self, ask: Ask) -> int | None:
         """Tokens of `ask` with one pad, as the server counts; None if it does not count. Costs one request of one token."""
         answer = await self.stage.ask(changed(self.padded(ask, 1), max_tokens=1))
-        return answer.usage.prompt if answer.how == "answered" else None
+        return (answer.usage.prompt or None) if answer.how == "answered" else None
 
     def padded(self, ask: Ask, count: int) -> Ask:
         """`ask` behind `count` pads."""

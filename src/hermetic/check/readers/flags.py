@@ -884,7 +884,6 @@ def _hermetic(sheet: Sheet, run: Run, given: _Given, files: Files, reading: Read
     if run.what == "serve":
         roles = {"disaggregated": BOTH, "unified": ALONE}
         sheet.add(facts.ROLE, roles.get(mode) if isinstance(mode, str) else None, f"{place}, --mode")
-        hermetic_engine.of_serve(sheet, place)
         return
     if run.what == "prefill":
         sheet.add(facts.ROLE, PREFILL, f"{place}, hermetic prefill")

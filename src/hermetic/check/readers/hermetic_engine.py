@@ -1,8 +1,8 @@
 """What Hermetic itself answers and logs: /v1/models, /metrics (names: telemetry/figures.py), and what its start prints.
 
 The one thing to know: a gateway answers for all its workers. Its smallest pool stands for them, because the context that it advertises has
-to fit every one. What Hermetic never does otherwise (code of a model, workers of `hermetic serve` that others can reach, an open address without keys)
-is noted as what it is, with that reason.
+to fit every one. What Hermetic never does otherwise (code of a model, an open address without keys) is noted as what it
+is, with that reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from hermetic.check.readers.prometheus import Samples
 from hermetic.check.readers.reading import Reading
 
 NAME = "hermetic"
-SERVE_HOST = "127.0.0.1"  # WORKER_HOST in hermetic/serve.py
 
 _MODES = {"unified": ALONE, "disaggregated": BOTH, "prefill": PREFILL, "decode": DECODE}
 
@@ -55,7 +54,6 @@ def _reached(sheet: Sheet, name: str, own: Mapping[str, Any]) -> None:
     """Who can connect, and what they are asked for; not said by a gateway of before there was a word for it."""
     keys = own.get("api_keys")
     sheet.add(facts.HOST, values.text(own.get("listens")), f"{name}, listens")
-    sheet.add(facts.INNER_HOST, values.text(own.get("workers_listen")), f"{name}, workers_listen")
     sheet.add(facts.API_KEY, keys if isinstance(keys, bool) else None, f"{name}, api_keys")
     metrics_open = {"this host": False, "everybody": True}.get(str(own.get("metrics")))
     sheet.add(facts.METRICS_OPEN, metrics_open, f"{name}, metrics")
@@ -72,11 +70,6 @@ def itself(sheet: Sheet, where: str) -> None:
     """What is known of every Hermetic."""
     sheet.add(facts.ENGINE, NAME, where)
     sheet.add(facts.REMOTE_CODE, False, f"{where}: Hermetic runs no code of a model")
-
-
-def of_serve(sheet: Sheet, where: str) -> None:
-    """What is known of `hermetic serve`, whose workers are its own processes."""
-    sheet.add(facts.INNER_HOST, SERVE_HOST, f"{where}: the workers of hermetic serve listen there")
 
 
 # ------------------------------------------------------------------------------------ metrics
@@ -173,7 +166,6 @@ class Log:
             sheet.add(facts.PAGE, values.positive(match[5]), where)
             sheet.add(facts.VERIFY, match[6], where)
             sheet.add(facts.ROLE, _MODES[match[7]], where)
-            of_serve(sheet, where)
         elif match := _WORKER.search(text):
             sheet = self._begin(None, where)
             sheet.add(facts.ROLE, _MODES.get(match[1], ALONE), where)

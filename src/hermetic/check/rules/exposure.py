@@ -17,6 +17,7 @@ HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
 @rule(
     "EXP001",
     "a channel between nodes listens on all interfaces",
+    engines=("sglang", "vllm"),  # Hermetic's control channel asks for a key (CURVE)
     roles=(PREFILL, BOTH),
     why="The bootstrap server, side channel or control port is not asked for a key. Who reaches it can register as a node, take part in handshakes, "
     "or learn where KV lies.",
@@ -80,6 +81,8 @@ def no_admin_key(node: Sheet) -> Answer:
 def metrics_open(node: Sheet) -> Answer:
     if not node.get(facts.METRICS_OPEN, True):
         return None
+    if facts.METRICS_OPEN not in node and not node.get(facts.METRICS, True):
+        return Fine("it exports no metrics")
     if (host := _host(node)) in HERE:
         return _alone(host)
     _ = node[facts.METRICS_OPEN]
