@@ -574,7 +574,7 @@ def test_hermetic_serve_says_its_own_options_and_no_defaults() -> None:
     )
     assert said(sheet) == {
         "engine": "hermetic", "model": "smollm2", "verify": "read", "page": 32, "host": "0.0.0.0", "api_key": True,
-        "remote_code": False, "inner_host": "127.0.0.1",
+        "remote_code": False,
     }  # fmt: skip
     assert one("hermetic serve --mode unified")[facts.ROLE] == "alone"
     assert one("hermetic serve --mode disaggregated")[facts.ROLE] == "both"

@@ -264,7 +264,8 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "REL001", "passed", prefill(transport="mooncake", deferred=True, version=NEW), ""
     yield "REL001", "passed", prefill(transport="mooncake", deferred=True, version=OLD), ""
     yield "REL001", "passed", decode(transport="mooncake", released=2, version=NEW), ""  # it has waited twice
-    yield "REL001", "passed", decode(transport="fake", version=NEW), ""
+    yield "REL001", "passed", decode(transport="fake", version=NEW, deferred=True), ""
+    yield "REL001", "unknown", decode(transport="fake", version=NEW), "whether decode waits"
     yield "REL001", "finding", decode(transport="mooncake", deferred=True, version="0.5.18"), "SGLang 0.5.18 has no deferred release"  # fmt: skip
     yield (
         "REL001",

@@ -43,6 +43,7 @@ def not_deferred(node: Sheet) -> Answer:
         return OFF  # with every backend
     transport = node[facts.TRANSPORT]
     if transport == "fake":
+        _ = node[facts.DEFERRED]
         return None  # nothing is transferred: DET009
     if transport == "mori" and versions.older(node, MORI_SINCE):
         return f"SGLang {node[facts.VERSION]} does not wait for transfers of mori before it releases pages: mori answers aborts since {MORI_SINCE}"
