@@ -431,9 +431,9 @@ def test_a_body_that_is_never_a_request_is_none(endpoint: str) -> None:
     assert sum(bad.never for bad in bad_bodies("m", endpoint, "a text")) == 9
 
 
-@pytest.mark.parametrize(("said", "wrong"), [("", 0), ("Alice", 1)])
+@pytest.mark.parametrize(("said", "wrong"), [("", False), ("Alice", True)])
 async def test_a_body_without_a_prompt_may_be_answered_with_nothing_and_with_nothing_else(
-    said: str, wrong: int
+    said: str, wrong: bool
 ) -> None:
     """Ollama answers `{"model": ...}` to /v1/completions with 200, no text, and finish_reason "load"."""
 
@@ -446,7 +446,7 @@ async def test_a_body_without_a_prompt_may_be_answered_with_nothing_and_with_not
 
     show = await play("malformed", Loads())
     answered = [answer for answer, _, _ in show.record.refusals if answer.how == "answered"]
-    assert bool(answered) == bool(wrong)
+    assert bool(answered) == wrong
     assert any(
         answer.ask.prompt == "no prompt" and answer.how == "answered" for answer in show.record.answers
     )
