@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from hermetic.audit.chance import rule_of_three
 from hermetic.audit.exchange import Answer
 from hermetic.audit.result import Coverage, Evidence, Finding
@@ -53,6 +55,14 @@ class Gathering:
             known = {answer.number for answer in found.answers}
             found.answers += [answer for answer in answers if answer.number not in known]
         return found
+
+    def copy(self) -> Gathering:
+        """The same, to which more can be added; its findings are its own."""
+        other = Gathering(self.evidence)
+        other.compared = self.compared
+        for key, found in self._found.items():
+            other._found[key] = msgspec.structs.replace(found, answers=list(found.answers))
+        return other
 
     def findings(self) -> list[Finding]:
         return list(self._found.values())

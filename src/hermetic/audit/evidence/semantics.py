@@ -7,7 +7,7 @@ explain it, since what the server counts is not known in advance.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermetic.audit.evidence.gathering import Gathering
 from hermetic.audit.exchange import Answer, Ask, shortened
@@ -25,6 +25,15 @@ REMEMBERED = 4096  # requests
 ENDED_BADLY = ("error", "abort", "aborted", "cancelled", "canceled")
 
 
+class _Fast(NamedTuple):
+    """An answer to so many tokens of a new prompt, and the seconds that it took."""
+
+    scenario: str
+    answer: Answer
+    tokens: int
+    took: float
+
+
 class Semantics:
     """The semantics part of a judge."""
 
@@ -33,6 +42,8 @@ class Semantics:
         self._found = Gathering("semantics")
         self._counted: OrderedDict[int, tuple[int, Answer]] = OrderedDict()
         self._begun: OrderedDict[int, None] = OrderedDict()
+        self._fast: list[_Fast] = []  # new prompts that were answered sooner than they could be read
+        self._quickest = float("inf")  # seconds to the first token of the quickest short prompt
 
     # ------------------------------------------------------------------------------ every answer
 
@@ -140,16 +151,33 @@ class Semantics:
 
     def _time(self, scenario: str, answer: Answer, new: bool) -> None:
         """A new prompt cannot be read much faster than any prompt was here, when nothing else ran."""
-        tokens, rate = self._sent(answer), self._learned.prefill
-        took = answer.first if answer.first is not None else answer.seconds
-        if rate is None or not new or tokens < LONG_ENOUGH or took <= 0.0:
+        tokens, took = self._sent(answer), _took(answer)
+        if took <= 0.0:
             return
-        expected = tokens / rate
-        if took * FASTER > expected or expected - took < GAP:
-            return
-        self._add(scenario, answer, "too fast", f"{tokens} tokens of a new prompt were answered after {took:.3f} s",
-                  f"that is {tokens / took:,.0f} tokens a second, where {rate:,.0f} are the most that were measured here: this prompt was not read",
-                  tokens=tokens, rate=rate, expected=expected)  # fmt: skip
+        if tokens < LONG_ENOUGH:
+            self._quickest = min(self._quickest, took)
+        elif new and len(self._fast) < REMEMBERED and self._too_fast(tokens, took):
+            self._fast.append(_Fast(scenario, shortened(answer), tokens, took))
+
+    def _rate(self) -> float:
+        """Tokens a second: as measured, and as much more as short prompts were ever answered sooner than then. A machine that was busy while its
+        rate was measured may be idle later."""
+        return (self._learned.prefill or 0.0) * max(1.0, self._learned.first / self._quickest)
+
+    def _too_fast(self, tokens: int, took: float) -> bool:
+        if not (rate := self._rate()):
+            return False
+        return took * FASTER <= tokens / rate and tokens / rate - took >= GAP
+
+    def _all(self) -> Gathering:
+        """What was found, and those that were too fast also for the server at its quickest."""
+        found, rate = self._found.copy(), self._rate()
+        for scenario, answer, tokens, took in self._fast:
+            if self._too_fast(tokens, took):
+                found.add(scenario, "too fast", f"{tokens} tokens of a new prompt were answered after {took:.3f} s",
+                          f"that is {tokens / took:,.0f} tokens a second, where {rate:,.0f} are the most that is possible here by what was measured: this "
+                          "prompt was not read", (answer,), tokens=tokens, rate=rate, expected=tokens / rate)  # fmt: skip
+        return found
 
     def _sent(self, answer: Answer) -> int:
         """About how many tokens of prompt were sent: by our own measure, and never more than the server counts."""
@@ -210,10 +238,15 @@ class Semantics:
         self._found.add(scenario, kind, what, why, (answer, *more), **detail)
 
     def findings(self) -> list[Finding]:
-        return self._found.findings()
+        return self._all().findings()
 
     def coverage(self, scenario: str) -> Coverage:
-        return self._found.coverage(scenario)
+        return self._all().coverage(scenario)
+
+
+def _took(answer: Answer) -> float:
+    """Seconds to the first token, or to the whole of what does not come as a stream."""
+    return answer.first if answer.first is not None else answer.seconds
 
 
 def _bounded(ask: Ask) -> bool:
