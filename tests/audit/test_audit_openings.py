@@ -421,6 +421,28 @@ async def test_a_request_id_is_said_in_the_body_to_sglang(owner: str, sent: str 
     assert endpoint.posts[-1].json.get("rid") == sent
 
 
+@pytest.mark.parametrize(
+    ("owner", "field"),
+    [("vllm", "repetition_penalty"), ("sglang", "repetition_penalty"), ("llamacpp", "repeat_penalty")],
+)
+async def test_no_model_of_an_engine_may_penalise_what_it_repeats(owner: str, field: str):
+    """vLLM's logprobs are those before penalties, and generation_config.json (of Qwen2.5, say) sets one that a request can only overrule."""
+    endpoint = ScriptedEndpoint(SmallEngine(limit=200), entry={"owned_by": owner})
+    async with serving(endpoint), open_target([endpoint.url]) as target:
+        learned = await learn(target, TargetOptions(learning=5.0))
+        for name in learned.endpoints:
+            await target.send(Ask(tenant="t", prompt="Say hello.", endpoint=name))
+            assert endpoint.posts[-1].json[field] == 1.0
+
+
+async def test_a_server_that_is_not_known_is_sent_no_field_but_those_of_openai():
+    endpoint = ScriptedEndpoint(SmallEngine(limit=200))
+    async with serving(endpoint), open_target([endpoint.url]) as target:
+        await learn(target, TargetOptions(learning=5.0))
+        await target.send(Ask(tenant="t", prompt="Say hello."))
+    assert set(endpoint.posts[-1].json) <= {"model", "messages", "max_tokens", "temperature", "stream", "stream_options", "logprobs"}  # fmt: skip
+
+
 class CountsNew(SmallEngine):
     """As Ollama 0.30.0: of a prompt it counts what was not in its cache, which holds `room` prompts."""
 

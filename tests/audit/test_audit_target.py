@@ -686,9 +686,10 @@ async def test_a_date_in_retry_after_is_understood():
         assert time.monotonic() - began >= 0.9  # dates have whole seconds
 
 
-async def test_a_wait_beyond_the_bound_is_not_begun():
+@pytest.mark.parametrize("wait", ["600", "9" * 5000], ids=["600", "5,000 digits"])  # int() refuses so many
+async def test_a_wait_beyond_the_bound_is_not_begun(wait: str):
     async with (
-        serving(limited(99, retry_after="600")) as endpoint,
+        serving(limited(99, retry_after=wait)) as endpoint,
         open_target([endpoint.url]) as target,
     ):
         answer = await target.send(ask(within=599.0))

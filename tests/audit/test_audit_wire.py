@@ -265,6 +265,7 @@ def test_sglangs_native_refusal_is_a_refusal_although_it_has_a_token_and_status_
         ({"error": "Request failed during generation", "error_type": "generation"}, "failed", "during generation"),
         ({"error": {"message": "boom", "code": 500, "type": "server_error"}}, "failed", "boom"),
         ({"error": {"message": "slow", "code": "429"}}, "limited", "slow"),
+        ({"error": {"message": "m", "code": "4" * 5000}}, "failed", "m"),  # more digits than Python's int takes
     ],
 )  # fmt: skip
 def test_an_error_with_status_200_says_whose_fault_it_is(error: dict[str, Any], how: str, said: str):
@@ -295,6 +296,13 @@ def test_an_answer_without_a_reason_for_its_end_is_an_answer_without_one():
     assert (reading.how(), reading.text, reading.finish) == ("answered", "x", None)
     assert read(stream(chunk("x"))).how() == "answered"  # [DONE], and no reason
     assert read(stream(chunk("x"), done=False)).how() == "cut"
+
+
+def test_what_comes_after_the_end_is_kept_to_be_read():
+    """Whose is it? The pieces of another's stream would come so."""
+    reading = read(stream(chunk("x", "stop")) + stream(chunk("somebody else's")))
+    assert reading.how() == "garbled"
+    assert "somebody else's" in reading.garbled
 
 
 def test_a_reason_without_a_word_is_none_yet():

@@ -47,6 +47,9 @@ ADVICE: Mapping[How, str] = {  # what to do about a server whose short requests 
     "unreachable": "is it still running?",
     "limited": "wait, or ask for a higher limit",
 }
+# Where a request's penalty of repeated tokens goes. It is always sent, as none: else a model's own (vLLM reads it from generation_config.json) would
+# choose tokens that are not the likeliest by the logprobs that come with them, and a near-tie would look like a leap.
+PENALTY = {"vllm": "repetition_penalty", "sglang": "repetition_penalty", "llama.cpp": "repeat_penalty"}
 _VOCABULARIES = ((1000, 9000), (64, 200))  # ranges of token ids that are words in most vocabularies
 
 
@@ -100,6 +103,7 @@ class _Learning:
         self.progress("what kind of server this is")
         self.said = await recognise(self.target)
         self.target.dialect.rid = self.said.engine == "sglang"
+        self.target.dialect.penalty = PENALTY.get(self.said.engine, "")
         learned.engine, learned.version = self.said.engine, self.said.version
         learned.claimed, learned.page, learned.facts = (
             self.said.claimed,

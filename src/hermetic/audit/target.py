@@ -626,7 +626,7 @@ def _retry_after(value: str | None) -> float | None:
     if value is None:
         return None
     if value.strip().isascii() and value.strip().isdigit():
-        return float(min(int(value), 86_400))
+        return min(float(value), 86_400.0)  # float, for int refuses what has thousands of digits
     try:
         when = email.utils.parsedate_to_datetime(value).timestamp()
     except (ValueError, TypeError, OverflowError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ class Dialect(msgspec.Struct):
     include_usage: bool = True  # it takes stream_options
     max_tokens: str = "max_tokens"  # or max_completion_tokens
     rid: bool = False  # it takes SGLang's `rid` on the OpenAI endpoints
+    penalty: str = ""  # the field in which it takes a penalty of repeated tokens; 1.0 is none
 
 
 # ------------------------------------------------------------------------------------ bodies
@@ -66,6 +68,8 @@ def _openai(ask: Ask, model: str, dialect: Dialect) -> dict[str, Any]:
         fields["logprobs"] = True if ask.endpoint == "chat" else 1
     if ask.request_id and dialect.rid:
         fields["rid"] = ask.request_id
+    if dialect.penalty:
+        fields[dialect.penalty] = 1.0
     return fields
 
 
@@ -229,7 +233,9 @@ class Reading:
                 f"an event of the stream is not a JSON object: {_short(data.decode(errors='replace'), 80)}"
             )
         elif self.ended:
-            self.garbled = "the stream went on after [DONE]"
+            self.garbled = (
+                f"the stream went on after [DONE]: {_short(data.decode(errors='replace'), MAX_ERROR)}"
+            )
         else:
             self._object(value, at, whole=False)
 
@@ -471,7 +477,7 @@ def _complaint(value: object) -> tuple[str, int | None]:
 def _status(details: dict[str, Any]) -> int | None:
     for name in ("code", "status", "status_code", "http_code"):
         value = details.get(name)
-        number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+        number = int(value) if isinstance(value, str) and re.fullmatch("[0-9]{3}", value) else value
         if isinstance(number, int) and 400 <= number <= 599:
             return number
     kind = f"{_text(details.get('type'))} {_text(details.get('code'))} {_text(details.get('error_type'))}".lower()
