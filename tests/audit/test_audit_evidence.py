@@ -129,6 +129,24 @@ def test_a_leak_in_an_error_is_a_leak() -> None:
     assert bench.only().highlights == []
 
 
+def test_a_leak_in_what_the_prefill_half_says_is_wrong_is_a_leak() -> None:
+    bench = Bench()
+    victim = bench.tenant()
+    half = bench.answer("", how="failed", error=f"bad prompt: {victim.line}", finish=None)
+    bench.evidence.seen("s", bench.answer("hello", prefill=half))
+    assert ("marker", "planted markers") in bench.kinds()
+
+
+def test_a_leak_in_what_cannot_be_read_as_an_answer_is_a_leak() -> None:
+    bench = Bench()
+    victim = bench.tenant()
+    came = f"<p>{'-' * 100} {victim.line}</p>"
+    bench.evidence.seen(
+        "s", bench.answer("", how="garbled", error=f"no JSON object: {came[:80]}", excerpt=came)
+    )
+    assert bench.kinds() == [("marker", "planted markers")]
+
+
 def test_one_s_own_markers_and_what_was_sent_are_no_leak() -> None:
     bench = Bench()
     a, b = bench.tenant(), bench.tenant()
@@ -541,6 +559,13 @@ def test_a_server_that_was_busy_while_it_was_measured_may_be_faster_later(before
     assert semantics(bench, bench.ask("B " + WORDS), first=0.09) == ["too fast"]
 
 
+def test_an_answer_without_a_word_says_nothing_of_how_fast_a_server_is() -> None:
+    """To an empty prompt Ollama answers at once and with nothing: that its model is loaded."""
+    bench = Bench(**{**LEARNED, "first": 0.2})
+    bench.evidence.seen("s", bench.answer("", bench.ask(""), first=0.001, finish="load"))
+    assert semantics(bench, bench.ask("A " + WORDS), first=0.11) == ["too fast"]
+
+
 def test_a_time_is_judged_by_the_fewest_tokens_that_can_be_meant() -> None:
     """Of 1,600 by our measure and 1,000 by the server's count: 1 s, so 0.3 s is not four times as fast. At 10,000 tokens a
     second 0.02 s would be, but a gap of 0.14 s is what a busy moment makes."""
@@ -625,6 +650,18 @@ def test_without_the_positive_control_nothing_is_said() -> None:
     assert bench.kinds() == []
     assert bench.evidence.coverage("keys") == []
     assert any("cannot be told by time" in note for note in bench.evidence.notes())
+
+
+def test_times_of_which_even_the_clearest_would_be_no_finding_are_not_shown_as_compared() -> None:
+    """All 7 in the lower half of 14: 1 of C(14, 7) = 3,432, times 1 / 0.2, is more than 0.001; of 16 it is 1 of 12,870, and less."""
+    bench = Bench()
+    bench.evidence.timing("keys", FAST[:7], SLOW[:7], FAST[:7], "the same prompt")
+    assert bench.kinds() == []
+    assert bench.evidence.coverage("keys") == []
+    assert any("7 trials" in note and "too few" in note for note in bench.evidence.notes())
+    bench = Bench()
+    bench.evidence.timing("keys", FAST[:8], SLOW[:8], FAST[:8], "the same prompt")
+    assert bench.kinds() == [("timing", "prefix cache")]
 
 
 def test_a_cache_that_only_serves_its_own_key_is_clean() -> None:

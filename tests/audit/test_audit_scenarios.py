@@ -393,7 +393,7 @@ async def test_both_tenants_of_a_contrast_come_before_it_equally_often() -> None
 async def test_a_timing_has_a_control_and_equal_trials() -> None:
     show = await play("keys", Clean(), keys=2)
     ((other, nobody, own),) = show.record.timings
-    assert len(other) == len(nobody) == len(own) >= 6
+    assert len(other) == len(nobody) == len(own) >= 12  # one of which may be out of place
     assert max(own) < min(nobody)  # the simulated cache: 0.01 s against a millisecond a token more
 
 

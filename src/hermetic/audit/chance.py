@@ -106,6 +106,10 @@ class _Sum:
         """P(at least as large a sum)."""
         return min(1.0, math.fsum(p for value, p in self._chances.items() if value >= self.seen))
 
+    def least(self) -> float:
+        """The smallest that `p` could have been with so many values."""
+        return self._chances[max(self._chances)]
+
 
 class MedianTest(_Sum):
     """Whether one group's values lie below another's, over many comparisons (strata): how many of its values are in the lower half.

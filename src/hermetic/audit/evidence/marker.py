@@ -37,9 +37,11 @@ _SAID = re.compile(r"\w+")
 
 def read_text(answer: Answer) -> str:
     """Everything in an answer that could hold a marker; `Answer.text` comes first, so that places in it stay."""
-    parts = [answer.text, answer.error, answer.prefill.text if answer.prefill else ""]
+    half = answer.prefill
+    parts = [answer.text, answer.error, *((half.text, half.error) if half else ())]
     text = "\n".join(part for part in parts if part)
-    return text or answer.excerpt
+    # Of what cannot be read as an answer only a little stands in the error.
+    return f"{text}\n{answer.excerpt}" if answer.how == "garbled" else text or answer.excerpt
 
 
 @dataclass

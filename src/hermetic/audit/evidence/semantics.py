@@ -154,8 +154,8 @@ class Semantics:
         tokens, took = self._sent(answer), _took(answer)
         if took <= 0.0:
             return
-        if tokens < LONG_ENOUGH:
-            self._quickest = min(self._quickest, took)
+        if tokens < LONG_ENOUGH:  # an answer without a word may have computed nothing: Ollama's to no prompt
+            self._quickest = min(self._quickest, took) if answer.text else self._quickest
         elif new and len(self._fast) < REMEMBERED and self._too_fast(tokens, took):
             self._fast.append(_Fast(scenario, shortened(answer), tokens, took))
 

@@ -59,7 +59,7 @@ class Timing:
     def _finding(self, scenario: str, one: _Times) -> Finding | None:
         if not one.ratios or not _visible(one):
             return None
-        p = bonferroni(one.other.p(), len(self._scenarios), SHARES["timing"])
+        p = self._corrected(one.other.p())
         ratio = median(one.ratios)
         if p > ERROR or ratio > FASTER:
             return None
@@ -76,18 +76,32 @@ class Timing:
             detail={"kind": "prefix cache", "ratio": ratio, "own_ratio": own, "cliffs_delta": median(one.deltas), "comparisons": one.compared},
         )  # fmt: skip
 
+    def _corrected(self, p: float) -> float:
+        return bonferroni(p, len(self._scenarios), SHARES["timing"])
+
+    def _enough(self, one: _Times) -> bool:
+        """Whether the clearest of differences would be a finding, after so many trials."""
+        return self._corrected(one.other.least()) <= ERROR
+
     def coverage(self, scenario: str) -> Coverage:
-        """Nothing was compared where a key's own repeat is no faster."""
+        """Nothing was compared where a key's own repeat is no faster, or where nothing could have been found."""
         one = self._scenarios.get(scenario)
-        compared = one.compared if one is not None and _visible(one) else 0
+        compared = one.compared if one is not None and _visible(one) and self._enough(one) else 0
         return covered("timing", compared, self.findings(), scenario)
 
     def notes(self) -> list[str]:
-        return [
-            f"{name}: a key's own repeat is not faster here, so whether another's would be cannot be told by time"
-            for name, one in self._scenarios.items()
-            if not _visible(one)
-        ]
+        told = []
+        for name, one in self._scenarios.items():
+            if not self._enough(one):
+                told.append(
+                    f"{name}: {one.compared} trials are too few to rule out chance, so whether another key's prompt makes a difference is not known; give "
+                    "more with --budget"
+                )
+            elif not _visible(one):
+                told.append(
+                    f"{name}: a key's own repeat was not seen to be faster here, so whether another's would be cannot be told by time"
+                )
+        return told
 
 
 def _visible(one: _Times) -> bool:
