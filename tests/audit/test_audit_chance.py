@@ -78,6 +78,25 @@ def test_the_grouping_test_is_the_share_of_all_orders(strata: list[list[list[int
     assert test.p() == pytest.approx(sum(s >= test.seen for s in sums) / len(sums))
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2), (2, 2), (3, 3), (2, 4), (1, 2, 2), (1, 1, 3)])
+def test_groups_are_at_their_clearest_when_each_has_an_answer_of_its_own(sizes: tuple[int, ...]) -> None:
+    """The share of all orders in which every group is of one kind, and no answers of any other kinds are clearer."""
+
+    def p(answers: tuple[int, ...]) -> Fraction:
+        def pairs(order: tuple[int, ...]) -> int:
+            cut = iter(order)
+            groups = [list(itertools.islice(cut, size)) for size in sizes]
+            return sum(a == b for g in groups for a, b in itertools.combinations(g, 2))
+
+        orders = [pairs(order) for order in itertools.permutations(answers)]
+        return Fraction(sum(one >= pairs(answers) for one in orders), len(orders))
+
+    own = tuple(number for number, size in enumerate(sizes) for _ in range(size))
+    every = {p(answers) for answers in itertools.product(range(len(sizes)), repeat=len(own))}
+    assert chance.clearest(sizes) == pytest.approx(float(p(own)))
+    assert p(own) == min(every)
+
+
 @given(st.lists(st.tuples(st.lists(st.integers(0, 20), max_size=3), st.lists(st.integers(0, 20), max_size=3)), max_size=3))  # fmt: skip
 def test_the_median_test_is_the_share_of_all_arrangements(strata: list[tuple[list[int], list[int]]]) -> None:
     test = chance.MedianTest()

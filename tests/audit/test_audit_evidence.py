@@ -364,6 +364,19 @@ def test_several_small_comparisons_count_together() -> None:
     assert bench.kinds() == []
 
 
+def test_answers_of_which_even_the_clearest_groups_would_be_no_finding_are_not_shown_as_compared() -> None:
+    """2 of C(14, 7) = 3,432, times 1 / 0.2, is more than 0.001; 2 of C(16, 8) = 12,870 is less."""
+    bench = Bench()
+    contrast(bench, "xxxxxxx", "yyyyyyy")
+    assert bench.kinds() == []
+    assert bench.evidence.coverage("after") == []
+    assert any("14 answers are too few" in note for note in bench.evidence.notes())
+    bench = Bench()
+    contrast(bench, "xxxxxxxx", "yyyyyyyy")
+    assert bench.kinds() == [("contrast", "grouped")]
+    assert not any("too few" in note for note in bench.evidence.notes())
+
+
 @pytest.mark.parametrize(
     ("a", "b"), [("xyxyxyxyxyxy", "xyxyxyxyxyxy"), ("xxxxxxxxxxxx", "xxxxxxxxxxxx"), ("x", "y")]
 )

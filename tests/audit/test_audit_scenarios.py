@@ -387,7 +387,7 @@ async def test_letters_have_a_quiet_baseline_beside_the_wave() -> None:
 async def test_both_tenants_of_a_contrast_come_before_it_equally_often() -> None:
     show = await play("after-others", Clean())
     (after,) = show.record.contrasts
-    assert [len(answers) for answers in after.values()] == [8, 8]
+    assert [len(answers) for answers in after.values()] == [12, 12]
 
 
 async def test_a_timing_has_a_control_and_equal_trials() -> None:

@@ -153,6 +153,12 @@ class GroupingTest(_Sum):
         self._add(seen, {pairs: count / everything for (_, pairs), count in ways.items()})
 
 
+def clearest(sizes: Sequence[int]) -> float:
+    """The smallest p of one comparison of groups of these sizes: every group has an answer of its own, and groups of one size could change places."""
+    alike = math.prod(math.factorial(groups) for groups in Counter(sizes).values())
+    return min(1.0, alike / _multinomial(tuple(sizes)))
+
+
 def _falls(copies: int, room: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Every way to share so many equal things among groups with so much room."""
     if len(room) == 1:
@@ -193,6 +199,7 @@ __all__ = [
     "MedianTest",
     "binomial_tail",
     "bonferroni",
+    "clearest",
     "cliffs_delta",
     "fisher_exact",
     "hypergeometric_tail",

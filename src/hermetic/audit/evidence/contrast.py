@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hermetic.audit.chance import GroupingTest, bonferroni
+from hermetic.audit.chance import GroupingTest, bonferroni, clearest
 from hermetic.audit.evidence.differential import apart, move_limit
 from hermetic.audit.evidence.gathering import ERROR, SHARES, SHOWN, covered
 from hermetic.audit.exchange import Answer
@@ -25,6 +25,7 @@ class _Contrasts:
     test: GroupingTest = field(default_factory=GroupingTest)
     comparisons: int = 0
     answers: int = 0
+    least: float = 1.0  # the smallest p that so many answers could have had
     shown: list[Answer] = field(default_factory=list)
     why: str = ""
 
@@ -46,6 +47,7 @@ class Contrast:
         every = [answer for group in groups for answer in group]
         one.answers += len(every)
         one.comparisons += 1
+        one.least *= clearest([len(group) for group in groups])
         if not self._far(every):
             return
         one.test.add([[answer.text for answer in group] for group in groups])
@@ -66,7 +68,7 @@ class Contrast:
         return [found for name, one in self._scenarios.items() if (found := self._finding(name, one))]
 
     def _finding(self, scenario: str, one: _Contrasts) -> Finding | None:
-        p = bonferroni(one.test.p(), len(self._scenarios), SHARES["contrast"])
+        p = self._corrected(one.test.p())
         if p > ERROR:
             return None
         return Finding(
@@ -82,10 +84,26 @@ class Contrast:
             detail={"kind": "grouped", "comparisons": one.comparisons},
         )
 
+    def _corrected(self, p: float) -> float:
+        return bonferroni(p, len(self._scenarios), SHARES["contrast"])
+
+    def _enough(self, one: _Contrasts) -> bool:
+        """Whether answers that group as clearly as can be would be a finding."""
+        return self._corrected(one.least) <= ERROR
+
     def coverage(self, scenario: str) -> Coverage:
-        """Answers that were compared with others."""
-        answers = self._scenarios[scenario].answers if scenario in self._scenarios else 0
+        """Answers that were compared with others; none where so few could not have been a finding."""
+        one = self._scenarios.get(scenario)
+        answers = one.answers if one is not None and self._enough(one) else 0
         return covered("contrast", answers, self.findings(), scenario)
+
+    def notes(self) -> list[str]:
+        return [
+            f"{name}: {one.answers} answers are too few to rule out chance, so whether they depend on who came before is not known; give more with "
+            "--budget"
+            for name, one in self._scenarios.items()
+            if not self._enough(one)
+        ]
 
 
 __all__ = ["Contrast"]
