@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_target import LEARNED, LIMIT, PAGE, Clean, Recorder, play
 
-from hermetic.audit.exchange import Ask
+from hermetic.audit.exchange import Answer, Ask
 from hermetic.audit.learned import Edge, Learned
 from hermetic.audit.markers import Plant
 from hermetic.audit.scenarios import NEEDS, SCENARIOS, chosen
 from hermetic.audit.scenarios.asking import Ruler, ids, words_for
 from hermetic.audit.scenarios.capacity import overs
 from hermetic.audit.scenarios.fields import bad_bodies
-from hermetic.audit.stage import SIZES, Stage
+from hermetic.audit.stage import SIZES, Stage, changed
 from hermetic.options import OptionError
 
 TWO_KEYS = {"keys": 2}
@@ -315,6 +315,31 @@ async def test_right_behind_one_that_left_come_somebody_new_and_a_retry_and_a_re
     for i in alone:
         assert asked[i + 1].tenant not in {ask.tenant for ask in asked[: i + 1]}
         assert sum(ask.prompt == asked[i].prompt for ask in asked[i + 3 :]) == 1
+
+
+class AnswersAtOnce(Clean):
+    """Nobody can leave it in mid-answer, as behind a proxy that holds answers back until they are whole."""
+
+    def answer(self, ask: Ask, number: int) -> Answer:
+        return super().answer(changed(ask, leave_seconds=None, leave_tokens=None), number)
+
+
+@pytest.mark.parametrize("name", ["abort-prefill", "abort-first-token", "abort-stream", "cancel-storm"])
+async def test_where_nobody_could_leave_that_is_said(name: str) -> None:
+    show = await play(name, AnswersAtOnce())
+    assert show.record.sames
+    (note,) = show.stage.notes
+    assert "clients could leave" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("forged-fields", "forged fields"), ("grammar", "broken grammars")]
+)
+async def test_kinds_that_had_no_turn_are_counted(name: str, what: str) -> None:
+    show = await play(name, Clean(), left=0.0)
+    kinds = {"forged-fields": 12, "grammar": 16}[name]  # as written in fields.py
+    sent = {"forged-fields": 1, "grammar": 4}[name]  # in the one round that is always played
+    assert show.stage.notes == [f"{kinds - sent} of {kinds} {what} had no turn in the time there was"]
 
 
 async def test_the_probe_after_each_storm_of_cancels_has_to_be_served() -> None:

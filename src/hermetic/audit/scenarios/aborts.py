@@ -32,7 +32,7 @@ Leaving = Callable[[Ask], Ask]
 
 def _long_enough(stage: Stage) -> int:
     """Tokens of a prompt that takes about half a second to read, as far as this server takes such."""
-    room = min(stage.learned.longest(e) for e in text_endpoints(stage)) * 0.6
+    room = min(stage.learned.takes(e) for e in text_endpoints(stage)) * 0.6
     return int(min(room, max(200.0, 0.5 / max(prefill_seconds(stage, 1), 1e-6))))
 
 
@@ -50,13 +50,14 @@ async def _many_leave(
     number: int,
     known: Sequence[Ask],
     alone: Sequence[Answer],
-) -> None:
-    """Several leave at once, on a shared beginning, beside requests that stay; their retries follow, beside the same."""
+) -> list[Answer]:
+    """Several leave at once, on a shared beginning, beside requests that stay; their retries follow, beside the same. What those
+    who leave got."""
     beginning = plain(stage.random, 24)
     asked = [victim(beginning) for _ in range(max(2, some(stage, number) // 3))]
     fresh = [copy(stage, stage.tenant(), max_tokens=SHORT) for _ in range(2)]
     left = [leaving(one) for one in asked]
-    await beside(
+    others = await beside(
         stage, known, [*left, *fresh], alone, f"alone, and beside requests whose clients left {when}"
     )
     fresh = [copy(stage, stage.tenant(), max_tokens=SHORT) for _ in range(2)]
@@ -65,20 +66,30 @@ async def _many_leave(
         stage, known[:1], [*short, *fresh], alone[:1],
         f"alone, and right after clients had left {when}, beside their retries",
     )  # fmt: skip
+    return others[: len(left)]
+
+
+def _nobody_left(stage: Stage, leaving: Sequence[Answer], when: str) -> None:
+    """Say so where no request was cancelled: what this scenario is for has not been tried then."""
+    if not any(answer.how == "left" for answer in leaving):
+        stage.note(
+            f"none of {len(leaving)} clients could leave {when}: their answers were over before, or came in one piece"
+        )
 
 
 async def _leave_and_look(stage: Stage, victim: Callable[[str], Ask], leaving: Leaving, when: str) -> None:
     """The pattern of all three: leave, ask as somebody new, retry; alone and with many at once."""
     known = [copy(stage, stage.tenant(), max_tokens=NORMAL) for _ in range(2)]
     alone = await quiet(stage, known)
+    gone: list[Answer] = []
     async for number in stage.rounds():
         # One after the other: leave, then at once somebody new, then the same prompt again, then once more.
         ask = victim(plain(stage.random, 24))
-        await stage.ask(leaving(ask))
+        gone.append(await stage.ask(leaving(ask)))
         await stage.ask(copy(stage, stage.tenant(), max_tokens=SHORT))
         retry = await stage.ask(ask)
         if stage.left() > 0:
-            await _many_leave(stage, victim, leaving, when, number, known, alone)
+            gone += await _many_leave(stage, victim, leaving, when, number, known, alone)
         else:
             stage.note("there was no time for several clients who leave at once")
         stage.same(
@@ -86,6 +97,7 @@ async def _leave_and_look(stage: Stage, victim: Callable[[str], Ask], leaving: L
             retry,
             f"on a quiet server, and as a retry at once after its client had left {when}",
         )
+    _nobody_left(stage, gone, when)
     await still_serves(stage, f"after clients had left {when}")
 
 
@@ -148,13 +160,14 @@ async def cancel_storm(stage: Stage) -> None:
     tokens = min(_long_enough(stage), 400)
     moment = stage.learned.first + prefill_seconds(stage, tokens)
     victim = _prompting(stage, tokens, max_tokens=NORMAL)
+    gone: list[Answer] = []
     async for number in stage.rounds(max(2, stage.size.rounds // 2)):
         beginning = plain(stage.random, 24)
         storm = [
             changed(victim(beginning), leave_seconds=max(0.002, stage.random.uniform(0.0, 1.5) * moment))
             for _ in range(stage.size.requests)
         ]
-        await stage.together(storm)
+        gone += await stage.together(storm)
         if number % 2:
             stage.same(
                 before, await stage.ask(known), "on a quiet server, and right behind a storm of cancels"
@@ -165,6 +178,7 @@ async def cancel_storm(stage: Stage) -> None:
         stage.same(before, probe, "on a quiet server, and in the silence after a storm of cancels")
         if probe.how == "silent":
             return
+    _nobody_left(stage, gone, "in the storm")
 
 
 __all__: list[str] = []

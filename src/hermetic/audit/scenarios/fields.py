@@ -71,6 +71,12 @@ def _unchanged(stage: Stage, alone: Sequence[Answer], again: Sequence[Answer], w
             stage.same(before, after, why)
 
 
+def _not_all(stage: Stage, played: int, every: int, what: str) -> None:
+    """Say so where not each of several kinds has been sent."""
+    if played < every:
+        stage.note(f"{every - played} of {every} {what} had no turn in the time there was")
+
+
 # ------------------------------------------------------------------------------------ forged fields
 
 
@@ -113,6 +119,7 @@ async def forged_fields(stage: Stage) -> None:
     known = copy(stage, stage.tenant())
     alone = await stage.alone(known)
     kinds: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+    every = played = 0
     # One round of the size is a few kinds; all of them have their turn even in the quick profile.
     async for number in stage.rounds(max(13, 2 * stage.size.rounds)):
         victim = again_and_again(
@@ -120,6 +127,7 @@ async def forged_fields(stage: Stage) -> None:
         )
         if not kinds:
             kinds = forgeries(stage, victim)
+            every = len(kinds)
             stage.random.shuffle(kinds)
         name, extra, headers = kinds.pop()
         if name == "another's rid":  # of the victim that is in flight now
@@ -133,10 +141,15 @@ async def forged_fields(stage: Stage) -> None:
         _unchanged(stage, [alone], [after], f"without, and with {name} in the request")
         if after.how == "silent":
             await still_serves(stage, f"after a request with {name}")
+        played += 1
+    _not_all(stage, played, every, "forged fields")
     await still_serves(stage, "after forged fields")
 
 
 # ------------------------------------------------------------------------------------ grammars
+
+
+AT_ONCE = 4  # broken grammars beside good requests
 
 
 def broken_grammars() -> list[dict[str, Any]]:
@@ -194,11 +207,13 @@ async def grammar(stage: Stage) -> None:
         stage.note("this server does not follow json_schema; only broken grammars were sent")
     broken = broken_grammars()
     stage.random.shuffle(broken)
-    async for number in stage.rounds():
+    played = 0
+    async for number in stage.rounds(max(stage.size.rounds, -(-len(broken) // AT_ONCE))):
         bad = [
-            copy(stage, stage.tenant(), max_tokens=SHORT, extra=broken[(4 * number + i) % len(broken)])
-            for i in range(4)
+            copy(stage, stage.tenant(), max_tokens=SHORT, extra=broken[(played + i) % len(broken)])
+            for i in range(AT_ONCE)
         ]
+        played += AT_ONCE
         tenants = [stage.tenant() for _ in range(max(2, some(stage, number) // 2) if structured else 0)]
         words = [tenant.words[0] for tenant in tenants]
         good = [
@@ -219,6 +234,7 @@ async def grammar(stage: Stage) -> None:
         stage.same(
             alone[0], await stage.ask(known[0]), "alone, and right behind a grammar that does not compile"
         )
+    _not_all(stage, played, len(broken), "broken grammars")
     await still_serves(stage, "after grammars that do not compile")
 
 
