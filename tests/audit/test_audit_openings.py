@@ -15,7 +15,7 @@ from scripted_endpoint import Request, ScriptedEndpoint, SmallEngine, Wire, chat
 from hermetic.audit import openings
 from hermetic.audit.edges import MAX_SILENT, MAX_WALKED, Tried, find_edge, numbers
 from hermetic.audit.exchange import Answer, Ask, Token, Usage
-from hermetic.audit.learned import Learned
+from hermetic.audit.learned import Edge, Learned
 from hermetic.audit.openings import learn, leaves_out, measure
 from hermetic.audit.target import TargetError, TargetOptions, open_target
 
@@ -523,3 +523,19 @@ def test_what_half_of_the_runs_do_is_noise():
 def test_noise_of_a_request_that_was_not_answered_is_unknown():
     assert measure(answer("", how="failed"), [answer("a")], []).alone_runs == 0
     assert measure(answer("a"), [answer("a")], []).logprob_error is None
+
+
+@pytest.mark.parametrize(
+    ("own", "takes"),
+    [
+        (Edge(40, 8252), 2050),  # its search was cut short by time
+        (Edge(40, None), 2050),
+        (Edge(40, 1000), 40),  # refuses what the other takes
+        (Edge(999, 1000), 999),  # was found
+    ],
+)
+def test_where_an_endpoints_own_limit_was_not_found_another_ones_is_asked_for(own: Edge, takes: int) -> None:
+    learned = Learned(model="m", edges={"chat": Edge(2050, 2079), "completions": own})
+    assert learned.takes("completions") == takes
+    assert learned.longest("completions") == own.accepted  # what is known of it stays that
+    assert (learned.takes("chat"), learned.takes("generate")) == (2050, 512)

@@ -66,5 +66,13 @@ class Learned(msgspec.Struct, kw_only=True):
         edge = self.edges.get(endpoint)
         return edge.accepted if edge is not None else 512
 
+    def takes(self, endpoint: str) -> int:
+        """The same, to ask for; where there was no time to find this endpoint's own limit, what another endpoint takes, below what this one refused."""
+        edge, known = self.edges.get(endpoint), self.longest(endpoint)
+        if edge is None or (edge.refused is not None and edge.refused <= 2 * known):
+            return known
+        others = [other.accepted for other in self.edges.values()]
+        return max([known, *(n for n in others if edge.refused is None or n < edge.refused)])
+
 
 __all__ = ["Edge", "Learned", "Noise"]

@@ -113,7 +113,7 @@ def _refuse(stage: Stage, over: Over, answer: Answer) -> None:
 
 async def _fill(stage: Stage) -> None:
     """Victims: their markers lie in the pages that an over-long prompt could be given."""
-    longest = min(600, int(stage.learned.longest(text_endpoints(stage)[0]) * 0.3))
+    longest = min(600, int(stage.learned.takes(text_endpoints(stage)[0]) * 0.3))
     victims = [
         copy(stage, stage.tenant(), tokens=longest, max_tokens=SHORT, logprobs=False) for _ in range(4)
     ]
@@ -245,7 +245,7 @@ def _at_the_edge(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
 )
 async def long_prompts(stage: Stage) -> None:
     endpoints = itertools.cycle(text_endpoints(stage))
-    accepted = min(stage.learned.longest(endpoint) for endpoint in text_endpoints(stage))
+    accepted = min(stage.learned.takes(endpoint) for endpoint in text_endpoints(stage))
     steps = [int(accepted * part) for part in LADDER]
     fit = [n for n in steps if affordable(stage, n, 0.3)] or [min(steps[0], AT_LEAST)]
     if max(fit) < max(steps):
@@ -301,7 +301,7 @@ async def _between_victims(stage: Stage, ask: Ask) -> list[Answer]:
 async def _victim(stage: Stage, many: int = 4) -> None:
     """One tenant fills page after page with its line, in prompts as short as any pool holds: whatever reads them goes on with it.
     Their beginnings differ, so that none is taken from a cache."""
-    tokens = min(VICTIM, stage.learned.longest(text_endpoints(stage)[0]) // 4)
+    tokens = min(VICTIM, stage.learned.takes(text_endpoints(stage)[0]) // 4)
     victim = stage.tenant()
     prompts = [f"{plain(stage.random, 4)}\n{victim.chant(words_for(stage, tokens))}" for _ in range(many)]
     await stage.together([asks(stage, victim, prompt, max_tokens=2, logprobs=False) for prompt in prompts])
@@ -406,7 +406,7 @@ async def _once_more(stage: Stage, waited: Sequence[Answer]) -> None:
 
 def _tokens_each(stage: Stage, endpoint: Endpoint, number: int) -> int:
     """Long prompts, and in every other round longer ones, within the time."""
-    tokens = int(stage.learned.longest(endpoint) * (0.25, 0.6)[number % 2])
+    tokens = int(stage.learned.takes(endpoint) * (0.25, 0.6)[number % 2])
     while tokens > 200 and prefill_seconds(stage, tokens) * 4 > max(stage.left(), 1.0):
         tokens //= 2
     return tokens

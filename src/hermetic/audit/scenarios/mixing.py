@@ -76,7 +76,7 @@ async def mixing(stage: Stage) -> None:
 
 def _steps(stage: Stage) -> list[int]:
     """Lengths of prompts, in tokens, that can be asked for here in a reasonable time."""
-    room = min(stage.learned.longest(e) for e in text_endpoints(stage)) * 0.7
+    room = min(stage.learned.takes(e) for e in text_endpoints(stage)) * 0.7
     steps = [n for n in (0, 40, 90, 200, 450, 900, 1800) if n <= room]
     while len(steps) > 3 and not affordable(stage, 3 * sum(steps)):
         steps.pop()
@@ -230,7 +230,7 @@ async def after_others(stage: Stage) -> None:
     ask = asks(stage, observer, plain(stage.random, 1), max_tokens=6)
     await stage.alone(ask)
     after: dict[str, list[Answer]] = {victim.name: [] for victim in victims}
-    longest = min(150, words_for(stage, stage.learned.longest(ask.endpoint) * 0.4))
+    longest = min(150, words_for(stage, stage.learned.takes(ask.endpoint) * 0.4))
     async for turn in stage.rounds(max(TURNS, stage.size.rounds)):
         for victim in stage.random.sample(victims, 2):
             # A new beginning each time: otherwise the prefix cache would answer, and nothing be written.

@@ -36,13 +36,13 @@ def pages(stage: Stage) -> tuple[int, ...]:
     """Tokens of a page: the learned one, else the usual ones that fit here."""
     if stage.learned.page is not None and stage.learned.page > 1:
         return (stage.learned.page,)
-    return tuple(p for p in USUAL_PAGES if 4 * p <= stage.learned.longest(text_endpoints(stage)[0]))
+    return tuple(p for p in USUAL_PAGES if 4 * p <= stage.learned.takes(text_endpoints(stage)[0]))
 
 
 def _targets(stage: Stage, endpoint: Endpoint, page: int, at_least: int) -> list[int]:
     """k pages, and one token less and more, for a drawn k; all over `at_least` and within what the endpoint takes."""
     lowest = at_least // page + 2
-    highest = min(lowest + 3, (stage.learned.longest(endpoint) - NORMAL - 1) // page)
+    highest = min(lowest + 3, (stage.learned.takes(endpoint) - NORMAL - 1) // page)
     if highest < lowest or not affordable(stage, 9 * highest * page):
         return []
     k = stage.random.randint(lowest, highest)
@@ -123,7 +123,7 @@ async def shared_prefix(stage: Stage) -> None:
     offs = itertools.cycle(OFF)
     async for number in stage.rounds():
         endpoint, page = endpoints[number % len(endpoints)], sizes[number % len(sizes)]
-        room = max(1, min(4, (stage.learned.longest(endpoint) // 2) // page))
+        room = max(1, min(4, (stage.learned.takes(endpoint) // 2) // page))
         tokens = stage.random.randint(1, room) * page + next(offs)
         exact = await _exact_beginning(stage, tokens) if endpoint == "completions" else None
         beginning = exact or plain(stage.random, tokens)

@@ -51,7 +51,7 @@ class Talk:
 def _pressure(stage: Stage, seconds: float) -> list[Ask]:
     """New tenants' long prompts, as many as can be read in so many seconds: what drives others out of the cache."""
     endpoint = text_endpoints(stage)[0]
-    tokens = int(stage.learned.longest(endpoint) * 0.6)
+    tokens = int(stage.learned.takes(endpoint) * 0.6)
     while tokens > 200 and prefill_seconds(stage, tokens) > seconds / 2:
         tokens //= 2
     many = int(seconds / max(prefill_seconds(stage, tokens), 0.02))
@@ -71,7 +71,7 @@ def _pressure(stage: Stage, seconds: float) -> list[Ask]:
 async def sessions(stage: Stage) -> None:
     async for number in stage.rounds():
         many = max(2, some(stage, number) // 2)
-        tokens = min(300, stage.learned.longest(text_endpoints(stage)[0]) // 4)
+        tokens = min(300, stage.learned.takes(text_endpoints(stage)[0]) // 4)
         talks = [Talk(stage, stage.tenant(), tokens) for _ in range(many)]
         for talk, answer in zip(talks, await stage.together([t.ask() for t in talks]), strict=True):
             talk.go_on(answer)

@@ -26,7 +26,7 @@ LEAST = 12
 
 def _tokens(stage: Stage) -> int:
     """A prompt that takes some time to read here, that the server takes, and that leaves time for many trials."""
-    tokens = min(MOST, int(stage.learned.longest(text_endpoints(stage)[0]) * 0.6))
+    tokens = min(MOST, int(stage.learned.takes(text_endpoints(stage)[0]) * 0.6))
     while tokens > 200 and 5 * _trials(stage) * prefill_seconds(stage, tokens) > max(stage.left(), 1.0):
         tokens = int(tokens * 0.75)
     return tokens
