@@ -435,12 +435,21 @@ async def test_no_model_of_an_engine_may_penalise_what_it_repeats(owner: str, fi
             assert endpoint.posts[-1].json[field] == 1.0
 
 
-async def test_a_server_that_is_not_known_is_sent_no_field_but_those_of_openai():
-    endpoint = ScriptedEndpoint(SmallEngine(limit=200))
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_server_that_is_not_known_is_told_so_if_it_takes_the_field(takes: bool):
+    """A gateway may stand before such an engine; others refuse what is not OpenAI's."""
+    engine = SmallEngine(limit=200)
+
+    async def script(request: Request, wire: Wire) -> None:
+        if request.method == "POST" and "repetition_penalty" in request.json and not takes:
+            return await wire.json({"error": {"message": "unknown field repetition_penalty"}}, 400)
+        await engine(request, wire)
+
+    endpoint = ScriptedEndpoint(script)
     async with serving(endpoint), open_target([endpoint.url]) as target:
         await learn(target, TargetOptions(learning=5.0))
-        await target.send(Ask(tenant="t", prompt="Say hello."))
-    assert set(endpoint.posts[-1].json) <= {"model", "messages", "max_tokens", "temperature", "stream", "stream_options", "logprobs"}  # fmt: skip
+        assert (await target.send(Ask(tenant="t", prompt="Say hello."))).how == "answered"
+    assert endpoint.posts[-1].json.get("repetition_penalty") == (1.0 if takes else None)
 
 
 class CountsNew(SmallEngine):

@@ -226,9 +226,17 @@ class _Learning:
         learned.logprobs = with_probs.how == "answered" and any(
             t.logprob is not None for t in with_probs.tokens
         )
+        if not learned.engine:
+            await self._unpenalised(changed(ask, stream=learned.streams))
         for endpoint in self.endpoints:
             if endpoint != "chat" and not learned.token_ids:
                 learned.token_ids = await self._takes_ids(endpoint)
+
+    async def _unpenalised(self, ask: Ask) -> None:
+        """Whether a server that does not say what it is takes the field that most engines have: a gateway may stand before one of them."""
+        field = PENALTY["vllm"]
+        if (await self._short(changed(ask, extra={field: 1.0}))).how == "answered":
+            self.target.dialect.penalty = field
 
     async def _takes_ids(self, endpoint: Endpoint) -> bool:
         for low, high in _VOCABULARIES:
