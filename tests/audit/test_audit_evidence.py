@@ -320,6 +320,7 @@ def test_broken_copies_without_logprobs_are_counted_against_the_calibrating_runs
     bench = Bench(noise=Noise(alone_runs=20, beside_runs=40, beside_differ=1))
     copies(bench, 20, 20)
     assert bench.only().detail["kind"] == "broken copies"
+    assert not any("copy tasks broke" in note for note in bench.evidence.notes())
     # By hand: at least 20 of 40 among 21 of 100 that differ, times 1 / 0.2.
     ways = sum(math.comb(21, k) * math.comb(79, 40 - k) for k in (20, 21))
     assert bench.only().p == pytest.approx(5 * ways / math.comb(100, 40))
@@ -329,6 +330,7 @@ def test_few_broken_copies_are_not_more_than_the_calibrating_runs_allow() -> Non
     bench = Bench(noise=Noise(alone_runs=20, beside_runs=40, beside_differ=1))
     copies(bench, 3, 37)
     assert bench.kinds() == []
+    assert any("3 of 40 copy tasks broke" in note for note in bench.evidence.notes())
 
 
 def test_resemblance_is_the_share_of_words_in_both() -> None:

@@ -101,7 +101,7 @@ class Evidence:
                 "This server's count of a prompt leaves out what it took from its cache, so no count was called too small, and counts of one "
                 "prompt were not compared."
             )
-        return notes + self._contrast.notes() + self._timing.notes()
+        return notes + self._differential.notes() + self._contrast.notes() + self._timing.notes()
 
 
 __all__ = ["ERROR", "SHARES", "Evidence"]

@@ -189,6 +189,18 @@ class Differential:
     def coverage(self, scenario: str) -> Coverage:
         return covered("differential", self._found.compared[scenario], self.findings(), scenario)
 
+    def notes(self) -> list[str]:
+        """Copies that broke without being a finding: how few such could be told from this server's own variation, a bound does not say."""
+        found = {finding.scenario for finding in self._broken()}
+        left = [one for name, one in self._copies.items() if one.broken and name not in found]
+        if not left:
+            return []
+        broken, compared = sum(one.broken for one in left), sum(one.compared for one in left)
+        return [
+            f"{broken} of {compared} copy tasks broke in company. Without logprobs that is not told from this server's own variation, and is no finding; "
+            "nor is it clean."
+        ]
+
     def noise(self) -> dict[str, Any]:
         """What this server varied by in the run without being a finding."""
         return {
