@@ -412,6 +412,23 @@ async def test_a_pair_is_known_as_one_so_that_nobody_forges_what_its_router_woul
     assert learned.facts["pair"] == kind
 
 
+async def test_a_pair_whose_decode_half_waits_for_what_prefill_refused_is_learned_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A prompt of 512 words is the first of them; each would be waited for as long as for any answer."""
+    monkeypatch.setattr(openings, "SETTLE", 0.1)
+    prefill = ScriptedEndpoint(SmallEngine(limit=300))
+    decode = ScriptedEndpoint(SmallEngine(limit=1 << 20, hangs=tuple(range(300, 9000))))
+    async with (
+        serving(prefill) as one,
+        serving(decode) as two,
+        open_target([f"sglang-pd://{one.url},{two.url}"]) as target,
+    ):
+        async with asyncio.timeout(60):
+            learned = await learn(target, TargetOptions(learning=20.0))
+    assert (learned.edges["chat"].accepted, learned.edges["chat"].refused) == (299, 300)
+
+
 @pytest.mark.parametrize(("owner", "sent"), [("sglang", "mine"), ("vllm", None)])
 async def test_a_request_id_is_said_in_the_body_to_sglang(owner: str, sent: str | None):
     endpoint = ScriptedEndpoint(SmallEngine(limit=200), entry={"owned_by": owner})

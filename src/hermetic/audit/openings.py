@@ -146,8 +146,11 @@ class _Learning:
 
     async def _short(self, ask: Ask, place: int | None = None) -> Answer:
         """Send something that any server answers at once. Raises TargetError if it has stopped doing so."""
-        answer = await self.target.send(ask, place=place)
-        self.unanswered = 0 if answer.how in ("answered", "refused") else self.unanswered + 1
+        answer = await self.target.send(ask, place=place, settle=SETTLE)
+        refused = (
+            answer.prefill is not None and answer.prefill.how == "refused"
+        )  # decode may know nothing of it
+        self.unanswered = 0 if refused or answer.how in ("answered", "refused") else self.unanswered + 1
         if self.unanswered >= STOPPED:
             raise TargetError(
                 f"{self.target.name} has answered, and does not any more: the last {STOPPED} short requests were {answer.how} "
@@ -333,7 +336,7 @@ class _Learning:
             if wave < WAVES[0] or time.monotonic() < until:
                 began = time.monotonic()
                 crowd = [asks[number % len(asks)] for number in range(BESIDE)]
-                beside += await asyncio.gather(*(self.target.send(ask) for ask in crowd))
+                beside += await asyncio.gather(*(self.target.send(ask, settle=SETTLE) for ask in crowd))
                 self.wave = max(self.wave, time.monotonic() - began)
         self.learned.noise = _together(
             measure(first, again, [answer for answer in beside if answer.ask == first.ask])
