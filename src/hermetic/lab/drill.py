@@ -140,7 +140,7 @@ def _play(options: DrillOptions, server_options: LeakyOptions, console: Console)
             with console.status(f"{title}: its server starts ..."):
                 server.start()
                 context, bob = _alice_and_bob(server)
-            console.print(f"{title}: the audit runs, for {options.budget:.0f} s at most ...")
+            console.print(f"{title}: the audit runs, for about {options.budget:.0f} s ...")
             return Side(title, context, bob, _audit(options, server))
         finally:
             server.stop()
