@@ -29,15 +29,6 @@ def test_impossible_draws_are_refused() -> None:
         chance.hypergeometric_tail(4, 5, 2, 1)
 
 
-@given(st.integers(0, 8), st.fractions(0, 1, max_denominator=12), st.integers(-1, 9))
-def test_the_binomial_tail_is_the_sum_over_all_sequences(trials: int, rate: Fraction, hits: int) -> None:
-    total = Fraction(0)
-    for sequence in itertools.product((0, 1), repeat=trials):
-        if sum(sequence) >= hits:
-            total += rate ** sum(sequence) * (1 - rate) ** (trials - sum(sequence))
-    assert chance.binomial_tail(trials, float(rate), hits) == pytest.approx(float(total), abs=1e-12)
-
-
 def test_fisher_s_tea_tasting() -> None:
     """Four of four cups told right, of eight: 1 in 70 (Fisher 1935); three or more: 17 in 70."""
     assert chance.fisher_exact(4, 4, 0, 4) == pytest.approx(1 / 70)

@@ -91,6 +91,7 @@ def test_a_pair_is_read_with_its_bootstrap_port():
         (["sglang-pd://a:1"], "two different servers"),
         (["sglang-pd://a:1,a:1"], "two different servers"),
         (["sglang-pd://a:1,b:2?bootstrap_port=x"], "from 1 to 65535"),
+        ([f"sglang-pd://a:1,b:2?bootstrap_port={'9' * 5000}"], "from 1 to 65535"),
         (["sglang-pd://a:1,b:2?port=8"], "leave it out"),
         (["vllm-pd://a:1,b:2?bootstrap_port=8998"], "leave it out"),
         (["vllm-pd://a:1,b:2", "http://h"], "one URL"),

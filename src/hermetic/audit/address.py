@@ -84,7 +84,7 @@ def _pair(url: str, scheme: str) -> Address:
         known = " and ".join(allowed) or "no settings"
         raise TargetError(f"{url}: {kind} knows {known}, not {unknown[0]!r}: leave it out")
     port = fields.get("bootstrap_port", [str(BOOTSTRAP_PORT)])[-1]
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
         raise TargetError(f"{url}: bootstrap_port must be a port from 1 to 65535, not {port!r}")
     host = fields.get("bootstrap_host", [""])[-1] or urlsplit(servers[0]).hostname or ""
     return Address(kind=kind, servers=tuple(servers), bootstrap_host=host, bootstrap_port=int(port))

@@ -10,18 +10,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-EXACT = 20_000  # arrangements up to which a permutation test goes through all of them
-DRAWS = 20_000  # else so many are drawn: the smallest p-value is 1 / 20,001
-
-ENOUGH = 20  # drawn arrangements as extreme as the observed one, after which no more are drawn
-
-
-def log_choose(n: int, k: int) -> float:
-    """Natural logarithm of the number of ways to choose k of n; minus infinity if there is none."""
-    if not 0 <= k <= n:
-        return -math.inf
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
 
 def hypergeometric_tail(population: int, marked: int, drawn: int, hits: int) -> float:
     """P(at least `hits` of `drawn` are marked), drawn without replacement from `population` of which `marked` are.
@@ -37,21 +25,6 @@ def hypergeometric_tail(population: int, marked: int, drawn: int, hits: int) -> 
         for i in range(hits, min(marked, drawn) + 1)
     )
     return ways / everything
-
-
-def binomial_tail(trials: int, rate: float, hits: int) -> float:
-    """P(at least `hits` of `trials`), each with probability `rate`, independent of each other."""
-    if not 0.0 <= rate <= 1.0 or trials < 0:
-        raise ValueError(f"{trials} trials at rate {rate} cannot be")
-    if hits <= 0:
-        return 1.0
-    if hits > trials or rate == 0.0:
-        return 0.0
-    if rate == 1.0:
-        return 1.0
-    yes, no = math.log(rate), math.log1p(-rate)
-    terms = [log_choose(trials, i) + i * yes + (trials - i) * no for i in range(hits, trials + 1)]
-    return min(1.0, math.fsum(math.exp(t) for t in terms))
 
 
 def fisher_exact(hits: int, of: int, control_hits: int, control_of: int) -> float:
@@ -197,7 +170,6 @@ def cliffs_delta(smaller: Sequence[float], larger: Sequence[float]) -> float:
 __all__ = [
     "GroupingTest",
     "MedianTest",
-    "binomial_tail",
     "bonferroni",
     "clearest",
     "cliffs_delta",
