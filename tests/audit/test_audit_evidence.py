@@ -581,6 +581,18 @@ def test_an_answer_without_a_word_says_nothing_of_how_fast_a_server_is() -> None
     assert semantics(bench, bench.ask("A " + WORDS), first=0.11) == ["too fast"]
 
 
+@pytest.mark.parametrize(("words", "judged"), [(200, []), (600, ["too fast"]), (40, ["too fast"])])
+def test_what_prompts_of_half_that_length_were_seen_to_take_counts_as_well(
+    words: int, judged: list[str]
+) -> None:
+    """200 words are 320 tokens, in 0.05 s: at 6,400 a second 1,600 tokens are 0.25 s, and 0.1 s is not four times as fast. 600 words are 960 tokens, more
+    than half, and 40 are 64: neither says how fast 1,600 can be read."""
+    bench = Bench(**{**LEARNED, "first": 0.01})
+    assert semantics(bench, bench.ask("A " + WORDS), first=0.1) == ["too fast"]
+    semantics(bench, bench.ask(" ".join(["garden"] * words)), first=0.05)
+    assert [kind for evidence, kind in bench.kinds() if evidence == "semantics"] == judged
+
+
 def test_a_time_is_judged_by_the_fewest_tokens_that_can_be_meant() -> None:
     """Of 1,600 by our measure and 1,000 by the server's count: 1 s, so 0.3 s is not four times as fast. At 10,000 tokens a
     second 0.02 s would be, but a gap of 0.14 s is what a busy moment makes."""

@@ -44,6 +44,9 @@ class Semantics:
         self._begun: OrderedDict[int, None] = OrderedDict()
         self._fast: list[_Fast] = []  # new prompts that were answered sooner than they could be read
         self._quickest = float("inf")  # seconds to the first token of the quickest short prompt
+        self._read: dict[
+            int, float
+        ] = {}  # tokens a second at best, of new prompts whose number of tokens has so many bits
 
     # ------------------------------------------------------------------------------ every answer
 
@@ -156,24 +159,33 @@ class Semantics:
             return
         if tokens < LONG_ENOUGH:  # an answer without a word may have computed nothing: Ollama's to no prompt
             self._quickest = min(self._quickest, took) if answer.text else self._quickest
-        elif new and len(self._fast) < REMEMBERED and self._too_fast(tokens, took):
+        if not new or not answer.text:
+            return
+        bits = tokens.bit_length()
+        self._read[bits] = max(self._read.get(bits, 0.0), tokens / took)
+        if tokens >= LONG_ENOUGH and len(self._fast) < REMEMBERED and self._too_fast(tokens, took):
             self._fast.append(_Fast(scenario, shortened(answer), tokens, took))
 
-    def _rate(self) -> float:
-        """Tokens a second: as measured, and as much more as short prompts were ever answered sooner than then. A machine that was busy while its
-        rate was measured may be idle later."""
-        return (self._learned.prefill or 0.0) * max(1.0, self._learned.first / self._quickest)
+    def _rate(self, tokens: int) -> float:
+        """Tokens a second at best, for a prompt of `tokens`; 0 if none was measured. A machine that was busy while its rate was measured may be idle
+        later: so it is what was measured, as much more as short prompts were ever answered sooner than then, or what new prompts of an eighth to a
+        half of that length were seen to take, whichever is most. Longer ones say nothing of it: they may not have been read either."""
+        if self._learned.prefill is None:
+            return 0.0
+        measured = self._learned.prefill * max(1.0, self._learned.first / self._quickest)
+        most = (tokens // 2 + 1).bit_length() - 1  # numbers of so many bits are half of it at most
+        return max(measured, self._read.get(most, 0.0), self._read.get(most - 1, 0.0))
 
     def _too_fast(self, tokens: int, took: float) -> bool:
-        if not (rate := self._rate()):
-            return False
-        return took * FASTER <= tokens / rate and tokens / rate - took >= GAP
+        rate = self._rate(tokens)
+        return rate > 0 and took * FASTER <= tokens / rate and tokens / rate - took >= GAP
 
     def _all(self) -> Gathering:
         """What was found, and those that were too fast also for the server at its quickest."""
-        found, rate = self._found.copy(), self._rate()
+        found = self._found.copy()
         for scenario, answer, tokens, took in self._fast:
             if self._too_fast(tokens, took):
+                rate = self._rate(tokens)
                 found.add(scenario, "too fast", f"{tokens} tokens of a new prompt were answered after {took:.3f} s",
                           f"that is {tokens / took:,.0f} tokens a second, where {rate:,.0f} are the most that is possible here by what was measured: this "
                           "prompt was not read", (answer,), tokens=tokens, rate=rate, expected=tokens / rate)  # fmt: skip
