@@ -238,6 +238,19 @@ async def test_a_server_that_cuts_prompts_short_has_no_edge_but_a_length_that_it
         assert "2048 are read" in learned.facts[f"{name} cuts prompts short"]
 
 
+async def test_a_prompt_that_was_cut_while_the_speed_was_measured_is_none_that_is_accepted():
+    """Ollama may keep far less than its window of what is over it."""
+
+    class Halves(SmallEngine):
+        async def _answer(self, wire: Wire, chat: bool, fields: Any, words: list[str], tokens: int) -> None:
+            await super()._answer(wire, chat, fields, words, tokens if tokens <= 500 else 250)
+
+    learned, _ = await learned_of(Halves(limit=1 << 30))
+    for name in ("chat", "completions"):
+        edge = learned.edges[name]
+        assert (edge.accepted, edge.cut) == (500, 501)
+
+
 async def test_a_server_that_fails_over_its_edge_has_one_and_one_that_rate_limits_there_has_none_yet():
     class Fails(SmallEngine):
         status = 500

@@ -278,6 +278,8 @@ class _Learning:
             answers = [await self._short(self._ask(self.main, self._words(words), 1)) for _ in range(2)]
             if not all(answer.how == "answered" for answer in answers):
                 return
+            if min(answer.usage.prompt or words for answer in answers) < CUT_SHORT * words:
+                return  # such prompts are answered, and not read whole
             self.served[self.main] = words
             took = min(_first(answer) for answer in answers)
             if took < FELL * before and before > LONG_ENOUGH * max(self.short):

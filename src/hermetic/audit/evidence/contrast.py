@@ -99,8 +99,8 @@ class Contrast:
 
     def notes(self) -> list[str]:
         return [
-            f"{name}: {one.answers} answers are too few to rule out chance, so whether they depend on who came before is not known; give more with "
-            "--budget"
+            f"{name}: {one.answers} answers are too few to rule out chance, so whether they depend on who came before is not known: "
+            "a longer --profile asks more"
             for name, one in self._scenarios.items()
             if not self._enough(one)
         ]
