@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from scripted_endpoint import SmallEngine, serving
 from hermetic.audit import run
 from hermetic.audit.command import code
 from hermetic.audit.exchange import Answer
+from hermetic.audit.learned import Learned
 from hermetic.audit.result import Played, Report
 from hermetic.audit.run import AuditOptions, audit
 from hermetic.audit.scenarios import Scenario
@@ -76,15 +78,48 @@ async def test_scenarios_that_were_not_reached_are_no_nothing_found(monkeypatch:
 async def test_a_profile_takes_longer_than_planned_until_every_scenario_had_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same as above, where nobody said how much time there is. It has an end: four times the plan."""
+    """The same as above, where nobody said how much time there is."""
     monkeypatch.setattr(run, "chosen", lambda *_: PLAYS)
-    monkeypatch.setattr(run, "LEAST", 1.0)
-    monkeypatch.setitem(run.BUDGETS, "quick", 6.0)
+    monkeypatch.setitem(run.BUDGETS, "quick", 12.0)
     assert [played.state for played in (await audited(Told())).scenarios] == ["done", "done"]
-    monkeypatch.setattr(run, "SLOWER", 1.0)
-    report = await audited(Told())
-    assert [played.state for played in report.scenarios] == ["done", "not run"]
-    assert code(report) == 2
+
+
+def test_that_has_an_end_and_is_not_done_where_a_budget_was_given() -> None:
+    """100 scenarios of 8 first tokens of 1 s each are 800 s; four times the plan of 150 s is 600 s."""
+    budgets = {}
+    for given in (None, 12.0):
+        report = Report(target="", model="", profile="quick", seed=1, started="")
+        mine = run._Run(AuditOptions((), budget=given), report, Told(), time.monotonic())
+        mine.learned = Learned(model="m", first=1.0)
+        mine._extend(100)
+        budgets[given] = mine.budget
+    assert budgets == {None: 600.0, 12.0: 12.0}
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_scenario_that_did_not_end_or_compared_nothing_is_no_nothing_found(
+    monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    async def calm(stage: Stage) -> None:
+        for tenant in (stage.tenant(), stage.tenant(), stage.tenant()):
+            await stage.alone(copy(stage, tenant))
+
+    async def hangs(stage: Stage) -> None:
+        await calm(stage)
+        await asyncio.sleep(600)
+
+    async def idle(stage: Stage) -> None:
+        await asyncio.sleep(0)
+
+    other = Scenario("other", "", hangs if asks else idle, ("marker",))
+    monkeypatch.setattr(
+        run, "chosen", lambda *_: [(Scenario("calm", "", calm, ("marker",)), ""), (other, "")]
+    )
+    monkeypatch.setattr(run, "GRACE", -38.0)  # 30 s are the bound of a request
+    report = await audited(Told(), budget=20.0)
+    assert [played.state for played in report.scenarios] == ["done", "cut short" if asks else "done"]
+    assert (report.verdict, code(report)) == ("could not run", 2)
+    assert "nothing that could be compared: other;" in report.reason
 
 
 async def test_a_slow_server_gets_more_time_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

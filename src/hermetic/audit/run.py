@@ -13,7 +13,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -382,6 +382,8 @@ class _Run:
                 f"the budget of {self.budget:.0f} s was over before {skipped} of {len(report.scenarios)} scenarios could be played: "
                 f"give more with --budget, or name fewer with --scenario"
             )
+        if not report.reason and (open_ := _open(report.scenarios)):
+            report.reason = f"not played to the end, or with nothing that could be compared: {', '.join(open_)}; what they would have shown is not known"
         if not report.reason:
             report.verdict = "nothing found"
 
@@ -395,6 +397,15 @@ async def _outcome(task: asyncio.Future[None]) -> BaseException | None:
             task.cancel()
             await asyncio.wait([task])
     return task.exception()
+
+
+def _open(scenarios: Sequence[Played]) -> list[str]:
+    """Those that were begun and do not tell that all is well."""
+    return [
+        played.name
+        for played in scenarios
+        if played.state == "cut short" or (played.state == "done" and not played.compared())
+    ]
 
 
 def _turn(learned: Learned) -> float:

@@ -22,6 +22,9 @@ SHORT, NORMAL, LONG = (
 )  # tokens of an answer: shows whose it is; copies a line; copies it again and again
 IDS = range(500, 16_000)  # token ids that every vocabulary in use has, beyond its special ones
 PLAIN_PREFILL = 400.0  # tokens a second, where it was not measured: a small model on a CPU
+# Answers after either of two tenants. If they group but for one, that is a finding beside another scenario: 2 * 13 of C(24, 12), times 2 scenarios and
+# 1 / 0.2, is 0.0001. Of 8 it is none even if all of them do.
+TURNS = 12
 
 
 # ------------------------------------------------------------------------------------ texts
@@ -176,7 +179,7 @@ class Ruler:
 
 
 __all__ = [
-    "IDS", "LONG", "NORMAL", "SHORT", "Ruler", "affordable", "again_and_again", "all_endpoints", "asks",
+    "IDS", "LONG", "NORMAL", "SHORT", "TURNS", "Ruler", "affordable", "again_and_again", "all_endpoints", "asks",
     "beginning_with", "beside", "copy", "id_endpoints", "ids", "pads", "patience", "plain", "prefill_seconds", "quiet", "some",
     "still_serves", "text_endpoints", "words_for",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from hermetic.audit.exchange import Answer, Ask, Endpoint
 from hermetic.audit.scenarios.asking import (
     NORMAL,
     SHORT,
+    TURNS,
     affordable,
     again_and_again,
     all_endpoints,
@@ -316,16 +317,15 @@ def _long(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
 async def _long_after_others(stage: Stage, endpoint: Endpoint, tokens: int) -> None:
     """Contrast: one long prompt right after each of two tenants, in turn. Each time with another beginning of four words,
     drawn whoever came before: else the prefix cache would have it."""
-    turns = 8
     if not tokens:
         return
-    if not affordable(stage, 2 * turns * tokens, 0.4):
+    if not affordable(stage, 2 * TURNS * tokens, 0.4):
         stage.note(f"one prompt of {tokens} tokens after either of two tenants would take too long here")
         return
     victims, owner = (stage.tenant(), stage.tenant()), stage.tenant()
     after: dict[str, list[Answer]] = {victim.name: [] for victim in victims}
     body = owner.copy_task(words_for(stage, max(1, tokens - TASK)))
-    for _ in range(turns):
+    for _ in range(TURNS):
         for victim in stage.random.sample(victims, 2):
             beginning = plain(stage.random, 4)
             before = f"{plain(stage.random, 4)} {victim.chant(words_for(stage, VICTIM))}"

@@ -16,6 +16,7 @@ from hermetic.audit.markers import Tenant
 from hermetic.audit.scenarios.asking import (
     NORMAL,
     SHORT,
+    TURNS,
     affordable,
     asks,
     beside,
@@ -213,10 +214,6 @@ async def _single_tokens(stage: Stage) -> None:
 
 
 # ------------------------------------------------------------------------------------ who came before
-
-# Answers after each of the two. If they group but for one, that is a finding beside another scenario: 2 * 13 of C(24, 12), times 2 scenarios and
-# 1 / 0.2, is 0.0001. Of 8 it is none even if all of them do.
-TURNS = 12
 
 
 @scenario(
