@@ -147,9 +147,8 @@ class _Learning:
     async def _short(self, ask: Ask, place: int | None = None) -> Answer:
         """Send something that any server answers at once. Raises TargetError if it has stopped doing so."""
         answer = await self.target.send(ask, place=place, settle=SETTLE)
-        refused = (
-            answer.prefill is not None and answer.prefill.how == "refused"
-        )  # decode may know nothing of it
+        # What prefill has refused decode may know nothing of.
+        refused = answer.prefill is not None and answer.prefill.how == "refused"
         self.unanswered = 0 if refused or answer.how in ("answered", "refused") else self.unanswered + 1
         if self.unanswered >= STOPPED:
             raise TargetError(

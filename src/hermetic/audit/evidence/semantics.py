@@ -44,9 +44,8 @@ class Semantics:
         self._begun: OrderedDict[int, None] = OrderedDict()
         self._fast: list[_Fast] = []  # new prompts that were answered sooner than they could be read
         self._quickest = float("inf")  # seconds to the first token of the quickest short prompt
-        self._read: dict[
-            int, float
-        ] = {}  # tokens a second at best, of new prompts whose number of tokens has so many bits
+        # Tokens a second at best, of new prompts whose number of tokens has so many bits.
+        self._read: dict[int, float] = {}
 
     # ------------------------------------------------------------------------------ every answer
 
