@@ -390,6 +390,11 @@ def test_the_terminal_says_the_same_without_colours() -> None:
         assert said in text, said
 
 
+def test_the_terminal_says_what_else_is_to_be_known() -> None:
+    text = shown(clean(notes=["The server told requests to slow down 3 times"]))
+    assert text.rstrip().endswith("The server told requests to slow down 3 times")
+
+
 def test_a_command_to_repeat_stays_on_one_line_in_a_narrow_terminal() -> None:
     report = full()
     report.findings = [leak()]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_target import LEARNED, LIMIT, PAGE, Clean, Recorder, play
 
+from hermetic.audit.evidence.semantics import Semantics
 from hermetic.audit.exchange import Answer, Ask
 from hermetic.audit.learned import Edge, Learned
 from hermetic.audit.markers import Plant
@@ -260,6 +261,28 @@ async def test_a_prompt_that_was_cut_and_answered_while_it_was_learned_is_asked_
     assert show.record.answers[0].ask is show.record.refusals[0][0].ask
     show = await play("long-prompts", Clean())
     assert not show.record.refusals
+
+
+@pytest.mark.parametrize("limit", [900, 2048, 3000, 4096, 5000, 7000, 8192])
+async def test_long_prompts_are_not_called_too_fast_where_the_server_was_slow_while_it_was_learned(
+    limit: int,
+) -> None:
+    """It reads 1,000 tokens a second, and 100 were measured: whatever is accepted, two prompts of the right length show it."""
+
+    class Long(Clean):
+        pass
+
+    Long.limit = 2 * limit  # its words may have more than a token
+    edges = {endpoint: Edge(limit, limit + 1) for endpoint in LEARNED.endpoints}
+    learned = msgspec.structs.replace(
+        LEARNED, edges=edges, claimed=limit, prefill=100.0, first=0.01, tokens_per_word=1.0
+    )
+    show = await play("long-prompts", Long(), learned)
+    judge = Semantics(learned)
+    for answer in show.record.answers:
+        judge.seen("long-prompts", answer)
+    assert max(len(sim.pieces(ask.prompt)) for ask in show.target.asked) > 0.85 * limit
+    assert [finding.what for finding in judge.findings()] == []
 
 
 async def test_a_server_without_a_limit_is_said_to_be_so() -> None:

@@ -181,6 +181,8 @@ def summary(console: Console, report: Report) -> None:
     for told in (words.reason(report), *words.lost(report), words.bound_sentence(report)):
         if told:
             console.print(Text(told))
+    for note in report.notes:
+        console.print(Text(words.line(note, 600), style="dim"))
 
 
 def _table(report: Report, width: int) -> Table:

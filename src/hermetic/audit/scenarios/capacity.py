@@ -45,6 +45,7 @@ TASK = 130  # tokens of a copy task without filler, with its template
 AT_LEAST = 256  # tokens of the one long prompt that is sent even where there is no time for it
 AGAIN = 3  # requests of a full pool that began last, and that ended last, and are asked once more in quiet
 SURE = 1.3  # words for each token of the limit: a word of ours is at least one token
+PACED = 8  # the part of what is accepted that, by the time it takes, judges the times of all steps of LADDER (evidence/semantics.py)
 LADDER = (
     0.5,
     0.7,
@@ -252,6 +253,7 @@ async def long_prompts(stage: Stage) -> None:
     if max(fit) < max(steps):
         stage.note(f"prompts of more than {max(fit)} tokens take too long to be read in the time there is")
     await _cut_short(stage)
+    await _pace(stage, accepted // PACED)
     alone: dict[int, Answer] = {}
     async for number in stage.rounds():
         for tokens in stage.random.sample(fit, len(fit)):
@@ -270,6 +272,13 @@ async def long_prompts(stage: Stage) -> None:
         if number == 0:
             read = [tokens for tokens, answer in alone.items() if answer.how == "answered"]
             await _long_after_others(stage, text_endpoints(stage)[0], max(read, default=0))
+
+
+async def _pace(stage: Stage, tokens: int) -> None:
+    """Two new prompts of so many tokens, alone: how fast this server reads now. It may have been busy while its speed was learned, and long
+    prompts that are read at its true speed would look as if they had not been."""
+    for _ in range(2):
+        await stage.alone(copy(stage, stage.tenant(), tokens=max(1, tokens - TASK), max_tokens=SHORT))
 
 
 async def _cut_short(stage: Stage) -> None:
