@@ -131,6 +131,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "DET008": ("PP", "PP", "P", "-", "-", "-"),
     "DET009": ("PP", "PP", "-", "-", "-", "-"),
     "DET010": ("F", "F", "-", "-", "-", "-"),
+    "DET011": ("P", "P", "-", "-", "-", "-"),  # 0.5.20 has no checksum; in 0.5.23 all ranks agree
     # page_size 16 in both halves. vLLM's logs do not say the block size; only decode's metrics do (128).
     "PAIR001": ("P", "P", "-", "-", "-", "UU"),
     # "KV Cache is allocated. dtype: torch.bfloat16" in both logs. vLLM's kv_cache_dtype is auto, which is the model's.

@@ -475,6 +475,14 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     )  # it has none
     yield "DET010", "passed", pair(off, on), ""  # DET001
     yield "DET010", "unknown", pair(off, {}), "decode: whether transferred KV is checked is not known"
+    yield "DET011", "finding", decode(version="0.5.21", checksum=True, tp=8), "with 8 ranks drops a damaged"
+    yield "DET011", "passed", decode(version="0.5.22", checksum=True, tp=1), ""
+    yield "DET011", "passed", decode(version="0.5.22", checksum=False, tp=8), ""
+    yield "DET011", "passed", decode(version="0.5.20", tp=8), ""  # it has no checksum
+    yield "DET011", "passed", decode(version="0.5.23", checksum=True, tp=8), ""
+    yield "DET011", "unknown", decode(version="0.5.22", checksum=True), "the tensor parallel width"
+    yield "DET011", "unknown", decode(version="0.5.22", tp=8), "whether transferred KV is checked"
+    yield "DET011", "unknown", decode(checksum=True, tp=8), "the version is not known"
 
     for code, fact, one, other, says in (
         ("PAIR001", "page", 16, 64, "prefill has pages of 16 tokens and decode pages of 64 tokens"),

@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from hermetic.check import facts, sources
 from hermetic.check.facts import Sheet
+from hermetic.check.rules.sources import disagree
 from hermetic.check.sources import _Entry as Entry
 from hermetic.options import OptionError
 
 
-def sheet(name: str, address: tuple[str, int] | None = None, engine: str = "", role: str = "", pool: int | None = None) -> Sheet:  # fmt: skip
+def sheet(name: str, address: tuple[str, int] | None = None, engine: str = "", role: str = "", pool: int | None = None, host: str | None = None) -> Sheet:  # fmt: skip
     made = Sheet(sources=[name], address=address)
     made.add(facts.ENGINE, engine or None, name)
     made.add(facts.ROLE, role or None, name)
     made.add(facts.POOL, pool, name)
+    made.add(facts.HOST, host, name)
     return made
 
 
@@ -153,6 +155,31 @@ def test_what_sources_disagree_on_is_not_known_and_says_who_said_what() -> None:
     with pytest.raises(facts.NotKnown, match="disagree"):
         one.get(facts.POOL, 7)
     assert one.values(facts.POOL) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "known"),
+    [
+        ("decode-1", "10.0.0.8", "10.0.0.8"),
+        ("10.0.0.8", "decode-1.internal", "10.0.0.8"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("localhost", "::1", "::1"),
+        ("node-7", "127.0.1.1", "127.0.1.1"),  # as Debian writes a host's own name into its table
+        ("decode-1", "0.0.0.0", None),
+        ("localhost", "10.0.0.8", None),
+        ("10.0.0.7", "10.0.0.8", None),
+        ("decode-1", "decode-2", None),
+    ],
+)
+def test_a_host_and_its_address_do_not_disagree(one: str, other: str, known: str | None) -> None:
+    node = sheet("a.json", host=one)
+    node.take(sheet("b.yaml", host=other))
+    if known is not None:
+        assert node[facts.HOST] == known
+    else:
+        with pytest.raises(facts.NotKnown, match="disagree"):
+            _ = node[facts.HOST]
+    assert bool(disagree(node)) == (known is None)
 
 
 def test_what_nobody_says_is_not_known_and_says_who_would() -> None:

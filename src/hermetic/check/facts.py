@@ -6,6 +6,7 @@ guess. So what could not be determined is reported as unknown, and never as pass
 
 from __future__ import annotations
 
+import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,13 +30,15 @@ _NOT_OF = {
 class Fact(Generic[T]):
     """A kind of fact. `says`: what it is, to go on after "is not known: "; `asked`: the kinds of sources that can say it; `when`: when they do.
 
-    `several`: of what is counted or measured, what several sources say together (counts of two logs add up); None: they have to agree."""
+    `several`: of what is counted or measured, what several sources say together (counts of two logs add up); None: they have to agree. `apart`: of
+    different values those that are not two ways to say one thing."""
 
     name: str
     says: str
     asked: tuple[str, ...]
     several: Callable[[Sequence[T]], T] | None = field(default=None, compare=False)
     when: str = ""
+    apart: Callable[[list[T]], list[T]] = field(default=list, compare=False)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Sheet:
         for seen in self.seen(fact):
             if seen.value not in found:
                 found.append(seen.value)
-        return found
+        return fact.apart(found)
 
     def where(self, fact: Fact[T]) -> str:
         """Where it is known from, for people; empty if it is not."""
@@ -181,6 +184,24 @@ def _with(places: Sequence[str], when: str) -> list[str]:
 def _listed(places: Sequence[str], last: str) -> str:
     """its /server_info, its /metrics or its start-up log"""
     return f" {last} ".join([", ".join(places[:-1]), places[-1]] if len(places) > 1 else places)
+
+
+def _places(hosts: list[str]) -> list[str]:
+    """A name and an address may be one place, and then the address is what is known of it. No name stands for all interfaces."""
+    by_number = {host: number for host in hosts if (number := _number(host)) is not None}
+    names = [host for host in hosts if host not in by_number]
+    if len(names) != 1 or len(by_number) != 1:
+        return hosts
+    ((host, number),) = by_number.items()
+    may_be = number.is_loopback if names[0] == "localhost" else not number.is_unspecified
+    return [host] if may_be else hosts
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
 
 
 _INFO, _START, _METRICS, _COMMAND, _ENVIRONMENT = SERVER_INFO, START, METRICS_PAGE, COMMAND, ENVIRONMENT
@@ -263,9 +284,12 @@ PREFILL_SPEED = Fact[float](
     when="under load",
 )
 
-HOST = Fact[str]("host", "the address that it listens on", (_INFO, _COMMAND))
+HOST = Fact[str]("host", "the address that it listens on", (_INFO, _COMMAND), apart=_places)
 INNER_HOST = Fact[str](
-    "inner_host", "the address of its bootstrap or side channel", (_START, _COMMAND, _ENVIRONMENT)
+    "inner_host",
+    "the address of its bootstrap or side channel",
+    (_START, _COMMAND, _ENVIRONMENT),
+    apart=_places,
 )
 INNER_PORT = Fact[int]("inner_port", "the port of its bootstrap or side channel", (_COMMAND,))
 API_KEY = Fact[bool]("api_key", "whether an API key is asked for", (_INFO, _COMMAND))

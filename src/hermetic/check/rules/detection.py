@@ -213,6 +213,25 @@ def both_off(pair: Pair) -> Answer:
     return None
 
 
+@rule(
+    "DET011",
+    "each rank decides alone whether transferred KV is damaged",
+    severity="warning",
+    engines=_SGLANG,
+    roles=(DECODE,),
+    why="Every rank compares the digest of its own part. In 0.5.21 and 0.5.22 a rank on which it does not match drops the request by itself, while the "
+    "others go on with it: they then run different batches, and wait for each other for ever.",
+    fix="Run 0.5.23 or later, where all ranks agree first.",
+    source="_verify_kv_checksums in disaggregation/decode.py of SGLang 0.5.21 to 0.5.23; 0.5.20 has no checksum.",
+)
+def ranks_decide_alone(node: Sheet) -> Answer:
+    if not versions.older(node, SKIPS_SINCE) or not is_checked(node):
+        return None
+    if node[facts.TP] > 1:
+        return f"SGLang {node[facts.VERSION]} with {node[facts.TP]} ranks drops a damaged request on some of them only; {SKIPS_SINCE} lets all agree"
+    return None
+
+
 def is_checked(node: Sheet) -> bool:
     """Whether the checksum is on. Versions before 0.5.21 have none, and their pages cannot say so."""
     if facts.CHECKSUM not in node and facts.VERSION in node and versions.older(node, "0.5.21"):
