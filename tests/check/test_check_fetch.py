@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hermetic.check import facts
-from hermetic.check.fetch import PATHS, FetchOptions, address, fetch
+from hermetic.check.fetch import PATHS, FetchOptions, fetch
 from hermetic.check.readers.reading import Reading
+from hermetic.check.urls import address
 from hermetic.options import OptionError
 
 INFO = {

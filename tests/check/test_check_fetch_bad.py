@@ -17,6 +17,8 @@ from hermetic.check import command, unanswered
 from hermetic.check.command import Asked
 from hermetic.check.fetch import FetchOptions, fetch
 from hermetic.check.result import Unread
+from hermetic.check.urls import shown_url
+from hermetic.options import OptionError
 
 PEM = Path(__file__).parent / "localhost_for_tests.pem"
 HTML = "<!DOCTYPE html><html><head><title> Grafana </title></head></html>"
@@ -188,6 +190,50 @@ async def test_a_redirect_is_told_with_where_it_leads_and_without_its_query() ->
         why = await told(f"http://{place}")
     assert why.startswith(f"sends elsewhere, to http://{place}/login: ")
     assert "secret" not in why
+
+
+# ------------------------------------------------------------------------------------ what is a secret
+
+
+async def test_a_password_in_a_url_is_not_said_again_whatever_answers() -> None:
+    async with serving(everywhere(302, "", "location: /login\r\n")) as place:
+        why = await told(f"http://me:hunter2@{place}")
+        assert why.startswith(f"sends elsewhere, to http://{place}/login: ")
+        assert await told(f"https://me:hunter2@{place}") == f"speaks plain HTTP, not TLS: use http://{place}"
+    async with serving(everywhere(200), tls=True) as place:
+        assert await told(f"http://me:hunter2@{place}") == f"speaks TLS, not plain HTTP: use https://{place}"
+
+
+async def test_a_key_that_is_said_again_in_escapes_is_hidden_as_well() -> None:
+    again = "".join(f"\\u{ord(sign):04x}" for sign in "sk-hunter2")
+    pages = {"/version": f'{{"version": "{again}"}}', "/v1/loads": f'{{"detail": "no key {again}"}}'}
+    async with serving(lambda path: (200, pages.get(path, json.dumps(INFO)))) as place:
+        (reading,) = await fetch([f"http://{place}"], FetchOptions(api_key="sk-hunter2"))
+    assert "hunter2" not in repr(reading)
+    assert "no key ***" in repr(reading)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("me:hunter2@host:30000", "'host:30000'"), ("ftp://me:hunter2@host/x", "'ftp://host/x'"), ("p=http://me:hunter2@:30000", "'p=http://:30000'"),
+        ("http://me:hun/ter2@host:30000", "'http://host:30000'"), ("http://me:hun#ter2@host:30000", "'http://host:30000'"),
+        ("http://me:hun?ter2@host:30000", "'http://host:30000'"), ("p=me:hunter2@host:30000", "'p=host:30000'"), ("http://me:hunter2@host:99999", "'http://host:99999'"),
+        ("http://host:x/?api_key=hunter2", "'http://host:x/'"), ("a@b.log", "'a@b.log'"),
+    ],
+)  # fmt: skip
+def test_of_what_is_no_source_a_password_is_not_said_again(word: str, shown: str) -> None:
+    with pytest.raises(OptionError) as told_so:
+        command.main(Asked(sources=(word,)))
+    assert shown in str(told_so.value)
+    assert "hun" not in str(told_so.value)
+    assert "ter2" not in str(told_so.value)
+
+
+@pytest.mark.parametrize("url", ["http://host:30000/a@b", "http://host:30000/v1", "https://[::1]:30000"])
+def test_a_url_without_a_user_is_shown_as_it_is(url: str) -> None:
+    assert shown_url(url) == url
+    assert shown_url(f"{url}?key=a@b") == url
 
 
 # ------------------------------------------------------------------------------------ files of something else

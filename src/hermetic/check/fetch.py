@@ -7,7 +7,6 @@ and is reported as not read; the others do not wait for it.
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from hermetic.check import facts, unanswered
-from hermetic.check.facts import Sheet
+from hermetic.check.facts import Seen, Sheet
 from hermetic.check.readers import engine_files, values
 from hermetic.check.readers.reading import Reading
 from hermetic.check.unanswered import NO_ROUTE, Page
+from hermetic.check.urls import address, shown_url
 from hermetic.options import OptionError
 
 PATHS = ("/server_info", "/v1/models", "/v1/loads", "/metrics", "/version", "/model_info")
@@ -28,7 +28,6 @@ MAX_BYTES = 16 * 1024**2  # of one answer
 SECRET = "***"
 _LOCAL_ONLY = b'"metrics_local_only"'  # Hermetic's error to others
 _MORE = ", not with what an engine says here"
-_USER = re.compile(r"^(https?://)[^/]*@")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,8 @@ async def fetch(urls: Sequence[str], options: FetchOptions) -> list[Reading]:
         *(_node(url.rstrip("/").removesuffix("/v1"), options, trust) for url in urls)
     )
     return [
-        _reading(url.rstrip("/"), node, options) for url, node in zip(urls, asked, strict=True)
+        _without(options.api_key, _reading(url.rstrip("/"), node, options))
+        for url, node in zip(urls, asked, strict=True)
     ]  # when nobody waits any more
 
 
@@ -107,6 +107,21 @@ def _reading(url: str, asked: _Asked, options: FetchOptions) -> Reading:
     reading.unread.clear()
     why = asked.failed or "; ".join(said) or unanswered.nothing(asked.pages, options.api_key is not None)
     return reading.failed(url, why)
+
+
+def _without(key: str | None, reading: Reading) -> Reading:
+    """What was read, without the key: a server may say it again in another way than it was sent (`\\u0073k-1`)."""
+    if key is not None:
+        for one in reading.unread:
+            one.why = one.why.replace(key, SECRET)
+        for sheet in reading.sheets:
+            for _, seen in sheet.facts():
+                seen[:] = [Seen(_hidden(one.value, key), one.where.replace(key, SECRET)) for one in seen]
+    return reading
+
+
+def _hidden(value: object, key: str) -> object:
+    return value.replace(key, SECRET) if isinstance(value, str) else value
 
 
 def _part(asked: _Asked, options: FetchOptions) -> str | None:
@@ -192,20 +207,4 @@ def _metrics_open(sheet: Sheet) -> None:
         sheet.replace(facts.METRICS_OPEN, right.value, right.where)
 
 
-def address(url: str) -> tuple[str, int] | None:
-    """(host, port) of a URL; None if it names no host. Raises OptionError."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        _ = httpx.URL(url).host
-    except (ValueError, httpx.InvalidURL) as error:
-        raise OptionError(f"{shown_url(url)[:200]!r} is not a URL ({error})") from None
-    return None if not parts.hostname else (parts.hostname, port)
-
-
-def shown_url(url: str) -> str:
-    """A URL without what may be a secret in it: the user's name and password, and the query."""
-    return _USER.sub(r"\1", url.partition("?")[0].partition("#")[0])
-
-
-__all__ = ["FetchOptions", "address", "fetch", "shown_url"]
+__all__ = ["FetchOptions", "fetch"]

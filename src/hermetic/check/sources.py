@@ -24,10 +24,11 @@ import msgspec
 from hermetic.check import facts, unanswered
 from hermetic.check.deployment import Proxy
 from hermetic.check.facts import Sheet
-from hermetic.check.fetch import FetchOptions, address, fetch, shown_url
+from hermetic.check.fetch import FetchOptions, fetch
 from hermetic.check.readers import engine_files, flags, manifests, proxies, systemd
 from hermetic.check.readers.reading import Reading
 from hermetic.check.result import Unread
+from hermetic.check.urls import address, shown_url
 from hermetic.options import OptionError
 
 if TYPE_CHECKING:

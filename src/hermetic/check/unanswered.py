@@ -16,6 +16,8 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from hermetic.check.urls import shown_url
+
 NO_ROUTE = (404, 405, 501)
 _TITLE = re.compile(rb"<title[^>]*>\s*([^<]{1,80})", re.IGNORECASE)
 _OTHER_HOST, _NOT_NOW = (
@@ -91,16 +93,16 @@ def _causes(told: BaseException | None) -> Iterator[BaseException]:
 
 async def other_scheme(url: str, failed: str | None, pages: Mapping[str, Page]) -> str | None:
     """What to say where the port speaks TLS and the URL says http, or the other way round; None where it does not."""
-    parts = urlsplit(url)
+    parts, shown = urlsplit(url), urlsplit(shown_url(url)).netloc
     host, plain = parts.hostname or "", parts.scheme == "http"
     if plain and all(page.status == HTTPStatus.BAD_REQUEST for page in pages.values()):
         if await _speaks_tls(host, parts.port or 80):
-            return f"speaks TLS, not plain HTTP: use https://{parts.netloc}"
+            return f"speaks TLS, not plain HTTP: use https://{shown}"
         return None
     if plain or pages or failed is None:
         return None
     return (
-        f"speaks plain HTTP, not TLS: use http://{parts.netloc}"
+        f"speaks plain HTTP, not TLS: use http://{shown}"
         if await _speaks_http(host, parts.port or 443)
         else None
     )
@@ -184,9 +186,9 @@ def _listed(pages: Mapping[str, Page]) -> str:
 
 
 def location(url: str, header: str) -> str:
-    """Where a redirect leads, in full and without a query; empty for what cannot be read."""
+    """Where a redirect leads, in full, without a query or a user; empty for what cannot be read."""
     try:
-        return urljoin(url, header).partition("?")[0].partition("#")[0][:200] if header else ""
+        return shown_url(urljoin(url, header))[:200] if header else ""
     except ValueError:
         return ""
 
