@@ -673,3 +673,8 @@ def test_no_damaged_file_ends_a_reader(data: st.DataObject, text: str) -> None:
             for name, seen in sheet.facts():
                 assert name in facts.FACTS
                 assert all("\0" not in str(one.value) for one in seen), name
+
+
+def test_a_log_with_many_empty_lines_is_looked_at_in_one_pass() -> None:
+    """Its first line looks like YAML, and each of the others began a search through all that follow: 1 MB took a week."""
+    assert not manifests.looks_like("log", "INFO: started\n" + "\n" * 1_000_000)

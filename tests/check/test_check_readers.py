@@ -589,3 +589,19 @@ def test_samples_are_summed_over_ranks_and_the_smallest_is_found() -> None:
         found.total("x"),
     ) == (3, 5, 8, 3, None)
     assert found.why == ""
+
+
+def test_a_line_of_blanks_is_read_in_one_pass() -> None:
+    """Where blanks may stand in two places beside each other, each way to part them was tried: 100 lines took half an hour."""
+    line = b"sglang:context_len" + b" " * 16_000 + b"x\n"
+    found = prometheus.read(line * 100, {"sglang:context_len"})
+    assert found.lines_broken == 100
+    assert not prometheus.looks_like(line)
+
+
+def test_samples_without_end_are_read_up_to_a_bound_and_it_is_said() -> None:
+    """A server may send 16 MiB of them, for which the parser needs a minute, and all other nodes would wait."""
+    line = b'sglang:context_len{tp_rank="0"} 8192\n'
+    found = prometheus.read(line * (2 * 1024**2 // len(line)), {"sglang:context_len"})
+    assert len(found.samples) == 1024**2 // (len(line) - 1)
+    assert "and more than 1,048,576 characters of samples" in found.why

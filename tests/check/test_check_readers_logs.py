@@ -423,6 +423,46 @@ def test_a_last_line_without_an_end_is_not_read_and_said() -> None:
     assert "is cut" in reading.unread[0].why
 
 
+@pytest.mark.parametrize(
+    ("last", "fact"),
+    [
+        (b"[2026-11-29 21:04:00] KV checksum mismatch req=abc", facts.CHECKSUM_WRONG), (b"[2026-11-29 21:04:00 TP0] KV checksum skipped for", facts.CHECKSUM_SKIPPED),
+        (b"RuntimeError: kv_canary violation: launch_tag=", facts.CANARY_WRONG),
+    ],
+)  # fmt: skip
+def test_what_the_last_line_says_of_something_wrong_counts_without_its_end(last: bytes, fact: facts.Fact[int]) -> None:  # fmt: skip
+    assert read(BEGIN + READY + last).sheets[0][fact] == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "unknown"),
+    [
+        (b"[2026-11-29 21:04:00] KV checksum mis", ["checksum_skipped", "checksum_wrong"]), (b"RuntimeError: kv_canary viol", ["canary_warm_up", "canary_wrong"]),
+        (b"[2026-11-29 21:04:00] Decode batch, #running-req", []),
+    ],
+)  # fmt: skip
+def test_where_the_last_line_breaks_off_within_such_words_they_are_no_zero(last: bytes, unknown: list[str]) -> None:  # fmt: skip
+    (sheet,) = read(BEGIN + READY + last).sheets
+    assert [name for name in ("checksum_skipped", "checksum_wrong", "canary_warm_up", "canary_wrong") if FACTS[name] not in sheet] == unknown  # fmt: skip
+
+
+def test_what_vllms_last_line_says_of_pages_that_were_read_late_counts_without_its_end() -> None:
+    last = b"(EngineCore pid=1) WARNING 11-29 20:50:00 [scheduler.py:1] Potentially invalid KV blocks for"
+    assert read(capture(VLLM) + last).sheets[0][facts.READ_LATE] == 2  # one stands in it already
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Prefill batch, #new-seq: 1, " + b"#new-token: 1, " * 20_000 + b"#pending-token: 1, " * 20_000, b"max_total_num_tokens=1, " * 40_000,
+    ],
+    ids=["batch", "pool"],
+)  # fmt: skip
+def test_a_line_that_says_the_beginning_of_something_again_and_again_is_read_in_one_pass(line: bytes) -> None:
+    """Every beginning with every middle would be 400,000,000 ways to read it: whoever waits for this test waits for that."""
+    assert facts.POOL not in read(BEGIN + READY + line + b"\n").sheets[0]
+
+
 def test_options_that_are_cut_in_the_middle_of_a_log_are_said() -> None:
     content = capture(PREFILL).replace(b"'kv_canary': 'none'", b"\n", 1)
     reading = read(content)
@@ -601,6 +641,17 @@ def test_what_went_wrong_counts_also_where_it_is_quoted() -> None:
     quoted = b"[2026-11-29 21:04:00] RuntimeError('kv_canary violation: launch_tag=x')\n"
     (sheet,) = read(real + quoted).sheets
     assert sheet[facts.CANARY_WRONG] == 1
+
+
+def test_a_prompt_makes_no_speed_and_no_node() -> None:
+    """A speed that a client made up would let every proxy's time-out look long enough."""
+    quoted = b"".join(
+        b"[2026-11-29 21:04:00] Receive: obj=GenerateReqInput(text='%s')\n" % batch(9 * 10**11, pending, 9e11).strip()
+        for pending in (1, 0)
+    )  # fmt: skip
+    work = batch(4096, 2048, 1.0) + batch(2048, 0, 512.0)
+    assert one(BEGIN + READY + work + quoted)[facts.PREFILL_SPEED] == 512.0
+    assert read(quoted).sheets == []
 
 
 def test_a_prompt_makes_no_node_of_another_engine() -> None:

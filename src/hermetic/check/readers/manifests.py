@@ -20,7 +20,7 @@ from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, 
 
 _COMPOSE_TOP = re.compile(r"^services[ \t]*:[ \t]*(?:#.*)?$", re.MULTILINE)
 _COMPOSE_FLOW = re.compile(
-    r"^\s+[\w.-]+:\s*\{[^\n]*\b(?:image|command)\s*:", re.MULTILINE
+    r"^[ \t]+[\w.-]+:[ \t]*\{[^\n]*\b(?:image|command)\s*:", re.MULTILINE
 )  # a service on one line
 _COMPOSE_INNER = re.compile(
     r"^[ \t]+(?:image|build|command|entrypoint|environment|extends)[ \t]*:", re.MULTILINE

@@ -14,10 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hermetic.check.readers import values
 
-LONGEST_LINE = 65536
+LONGEST_LINE = 16 * 1024
+MOST_READ = (
+    1024**2
+)  # characters of samples that are asked for: the parser needs seconds for more, and no engine has so many
 
 _SAMPLE = re.compile(
-    r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{.*\})?\s+[-+]?(?:[0-9.]|Inf|NaN)\S*(?:\s+-?\d+)?\s*"
+    r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\s*\{.*\})?\s+[-+]?(?:[0-9.]|Inf|NaN)\S*(?:\s+-?\d+)?\s*"
 )
 _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)")
 _HEADER = re.compile(r"#\s*(HELP|TYPE)\s+[a-zA-Z_:]")
@@ -32,11 +35,12 @@ class Sample:
 
 @dataclass
 class Samples:
-    """`broken`: numbers of the lines that could not be read, the first few; `lines_broken`: how many there are."""
+    """`broken`: numbers of the lines that could not be read, the first few; `lines_broken`: how many there are; `length`: of the lines that were."""
 
     samples: list[Sample] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
     lines_broken: int = 0
+    length: int = 0
 
     def of(self, name: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.name == name]
@@ -80,7 +84,8 @@ class Samples:
             if self.lines_broken > len(self.broken)
             else ""
         )
-        return f"line {told}{more} cannot be read as Prometheus text (cut or damaged)"
+        too_much = f", and more than {MOST_READ:,} characters of samples" if self.length > MOST_READ else ""
+        return f"line {told}{more} cannot be read as Prometheus text (cut or damaged{too_much})"
 
 
 def looks_like(body: bytes) -> bool:
@@ -113,6 +118,9 @@ def _read(line: str, names: Collection[str], found: Samples) -> bool:
         return False
     if name[1] not in names:
         return True
+    found.length += len(line)
+    if found.length > MOST_READ:
+        return False
     try:
         samples = [one for family in text_string_to_metric_families(line) for one in family.samples]
     except (ValueError, IndexError):  # the latter for a label without a name

@@ -206,17 +206,22 @@ def _releases(sheet: Sheet, name: str, samples: Samples) -> None:
 
 # ------------------------------------------------------------------------------------ log
 
-_POOL = re.compile(rb"max_total_num_tokens=(\d+), .*?context_len=(\d+)")
+_POOL = re.compile(rb"max_total_num_tokens=(\d+), .{0,400}?context_len=(\d+)")
 _DTYPE = re.compile(rb"(?:^|\] |sizing: )KV [Cc]ache (?:is )?allocated\. dtype: (\S+?),")
 _UVICORN = re.compile(rb"Uvicorn running on (https?://\S+)")
 _BOOTSTRAP = re.compile(rb"BootstrapServer started successfully on (\S+)")
-_PREFILL = re.compile(
-    rb"Prefill batch, .*?#new-token: (\d{1,15}),.*?#pending-token: (\d{1,15}),.*?input throughput \(token/s\): (\d{1,15}\.?\d{0,6})"
-)
+_PREFILL = (
+    re.compile(rb"Prefill batch, #"), re.compile(rb"#new-token: (\d{1,15}),"), re.compile(rb"#pending-token: (\d{1,15}),"),
+    re.compile(rb"input throughput \(token/s\): (\d{1,15}\.?\d{0,6})"),
+)  # one behind the other  # fmt: skip
 _RANK = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([^\]]{0,40})\]")
 _CHECKED = re.compile(rb"\[canary\] step=\d+ protected_tokens=(\d+)")
 _WRONG = re.compile(rb"KV checksum mismatch (?:on a peer rank )?req=")
 _RELEASED = re.compile(rb"Deferred KV release for room (\S{1,40}) timed out after ")
+_EVIDENCE: Mapping[bytes, tuple[Fact[int], ...]] = {
+    b"KV checksum": (facts.CHECKSUM_SKIPPED, facts.CHECKSUM_WRONG),
+    b"canary": (facts.CANARY_WARM_UP, facts.CANARY_WRONG),
+}
 _COUNTED = (facts.CHECKSUM_SKIPPED, facts.CHECKSUM_WRONG, facts.CANARY_WARM_UP, facts.CANARY_WRONG)
 
 
@@ -238,6 +243,7 @@ class Log:
         self._mixed = False
         self._begun = self._ready = False
         self._wrong = Sheet()  # what the detectors said, over all starts
+        self._doubtful: set[Fact[int]] = set()  # of which no line is no zero
         self._rooms: set[bytes] = set()
         self._pending: dict[bytes, int] = {}
         self._tokens, self._seconds = 0, 0.0
@@ -246,13 +252,21 @@ class Log:
         """A line with one of `words` in it."""
         text = line.text
         if not line.whole:
-            self.notes.append(f"line {line.number} is cut")
-        elif b"Prefill batch, #" in text or b"Decode batch, #" in text:
+            self._cut(line, text)
+        elif (b"Prefill batch, #" in text or b"Decode batch, #" in text) and not line.quotes:
             self.ours = True
             if self._pending or b"#pending-token: 0," not in text:  # the most frequent line by far is neither
                 self._prefill(text)
         else:
             self._told(line, text, f"{self.name}, line {line.number}")
+
+    def _cut(self, line: Line, text: bytes) -> None:
+        """The last line without an end, or one that is too long. What it says of something wrong counts; what it may have said of it is not known."""
+        self.notes.append(f"line {line.number} is cut")
+        before = {fact: self._wrong.values(fact) for fact in _COUNTED}
+        self._evidence(text, f"{self.name}, line {line.number}", quoted=True)
+        if before == {fact: self._wrong.values(fact) for fact in _COUNTED}:
+            self._doubtful.update(*(about for words, about in _EVIDENCE.items() if words in text))
 
     def _told(self, line: Line, text: bytes, where: str) -> None:
         """Lines that are rare. Of what is only quoted, evidence of something wrong counts all the same."""
@@ -340,10 +354,13 @@ class Log:
 
     def _prefill(self, text: bytes) -> None:
         """The throughput is that since the last such line. It is a speed only where that line left tokens of a prompt pending."""
-        match, rank = _PREFILL.search(text), _RANK.search(text)
-        if match is None:
-            return
-        new, pending, speed = int(match[1]), int(match[2]), float(match[3])
+        at, figures, rank = 0, list[bytes](), _RANK.search(text)
+        for pattern in _PREFILL:
+            if (match := pattern.search(text, at)) is None:
+                return
+            at = match.end()
+            figures += match.groups()
+        new, pending, speed = int(figures[0]), int(figures[1]), float(figures[2])
         key = rank[1] if rank else b""
         if self._pending.get(key) and speed > 0:
             self._tokens += new
@@ -384,7 +401,8 @@ class Log:
             sheet.read |= {facts.LOG} | ({facts.START} if self._begun else set())
             sheet.add(facts.ENGINE, NAME, self.name)
             for fact in _COUNTED:
-                for seen in self._wrong.seen(fact) or [Seen(0, self.name)]:
+                none = [] if fact in self._doubtful else [Seen(0, self.name)]
+                for seen in self._wrong.seen(fact) or none:
                     sheet.add(fact, seen.value, seen.where)
             # no line is no zero: the log may begin later
             for seen in self._wrong.seen(facts.RELEASED_BY_TIMEOUT):

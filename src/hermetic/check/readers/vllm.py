@@ -297,6 +297,7 @@ class Log:
         text, where = line.text, f"{self.name}, line {line.number}"
         if not line.whole:
             self.notes.append(f"line {line.number} is cut")
+            self._evidence(text, where)
         elif line.quotes:
             self._evidence(text, where)
         elif b"non-default args: " in text:
