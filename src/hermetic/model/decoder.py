@@ -23,7 +23,7 @@ from hermetic.model.config import ModelConfig
 from hermetic.model.errors import ModelError
 from hermetic.model.fused import DecodeLayers, FusedLayer
 from hermetic.model.linear import Linear
-from hermetic.model.ops import FusedOps, Ops
+from hermetic.model.ops import PARALLEL_ELEMENTS, FusedOps, Ops
 from hermetic.model.weights import ModelSource, Progress, Weights, fingerprint, open_weights
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -117,8 +117,9 @@ class Decoder:
         source: ModelSource,
         dtype: str | torch.dtype = "bf16",
         progress: Progress = lambda _fraction, _text: None,
+        most_rows: int = 512,
     ) -> Decoder:
-        """Load from disk, take the fingerprint, and compile the kernels with one small run. Raises ModelError."""
+        """Load from disk, take the fingerprint, and compile the kernels with one small run. `most_rows`: of one step. Raises ModelError."""
         if isinstance(dtype, str):
             if dtype not in DTYPES:
                 raise ModelError(f"hermetic computes in {' or '.join(DTYPES)}, not in {dtype!r}")
@@ -129,7 +130,7 @@ class Decoder:
         progress(0.8, "fingerprint")
         decoder.fingerprint = fingerprint(config, weights)
         progress(0.9, "compiling kernels")
-        decoder.warm_up()
+        decoder.warm_up(most_rows)
         progress(1.0, "ready")
         return decoder
 
@@ -205,10 +206,11 @@ class Decoder:
         h = ops.silu_mul(gate_up.few(h) if few else gate_up(h))
         return ops.add_rms_norm(x, down.few(h) if few else down(h), following, eps)
 
-    def warm_up(self) -> None:
-        """Run one row and many, so that every kernel is compiled before the first request."""
+    def warm_up(self, most_rows: int) -> None:
+        """Run one row, and as many as it takes until every kernel is the one for many, so that no request waits for a compiler."""
         empty = torch.zeros(1, dtype=torch.int64)
-        for count, decode in ((1, 1), (2, 1), (1, 0), (512, 0)):
+        many = max(1, min(most_rows, max(512, -(-PARALLEL_ELEMENTS // self.config.hidden))))
+        for count, decode in ((1, 1), (2, 1), (1, 0), (many, 0)):
             positions = torch.zeros(count, dtype=torch.int64)
             self.forward(positions, positions, lambda _layer, q, _k, _v: q.contiguous(), empty, decode)
 

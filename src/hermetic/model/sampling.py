@@ -25,6 +25,7 @@ from hermetic.model.ops import exp32
 from hermetic.model.params import SamplingParams
 
 _BLOCK = 512  # probabilities summed together; a draw searches the blocks first
+_TOGETHER = 2  # rows up to which one thread is as fast
 Floats = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -96,6 +97,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         else Sampled(token)
         for r, token in enumerate(tokens)
     ]
+
+
+def warm_up() -> None:
+    """Draw for one row and for many, so that no request waits for a compiler."""
+    for rows in (1, _TOGETHER + 1):
+        _exponentials(np.zeros((rows, 2), dtype=np.float32), np.ones(rows, dtype=np.float32))
 
 
 def uniform(seed: int, index: int) -> float:
@@ -202,7 +209,7 @@ def _exponentials(values: Floats, inverse_temperature: Floats) -> tuple[Floats, 
     sums by block of 512, f64 [R, blocks]."""
     weights = np.empty_like(values)
     sums = np.zeros((values.shape[0], -(-values.shape[1] // _BLOCK)), dtype=np.float64)
-    kernel = _exponential_rows_parallel if values.shape[0] > 2 else _exponential_rows
+    kernel = _exponential_rows_parallel if values.shape[0] > _TOGETHER else _exponential_rows
     kernel(values, inverse_temperature, weights, sums)
     return weights, sums
 

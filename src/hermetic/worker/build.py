@@ -171,6 +171,7 @@ def build(
     from hermetic.engine.engine import Engine, Role
     from hermetic.engine.runner import Runner
     from hermetic.kernels.numba_cpu import NumbaKernels
+    from hermetic.model import sampling
     from hermetic.model.decoder import Decoder
     from hermetic.model.source import locate
     from hermetic.model.weights import read_config
@@ -190,6 +191,7 @@ def build(
         source,
         config.dtype,
         lambda fraction, text: progress(0.8 * fraction, text.replace("ready", "weights are ready")),
+        config.chunk + config.max_batch,
     )
     geometry, secret, model = measured.geometry, Secret(config.secret), decoder.config
     pool = Pool(geometry, measured.pages)
@@ -197,6 +199,7 @@ def build(
     kernels = NumbaKernels(geometry, key, model.heads, model.head_dim**-0.5, geometry.components[0].dtype)  # type: ignore[arg-type]
     progress(0.8, "compiling attention kernels")
     kernels.warm()
+    sampling.warm_up()
     max_tokens = min(measured.window, pool.count * geometry.page_size)
     rows = Rows(config.max_batch, geometry.pages_for(max_tokens))
     runner = Runner(decoder, kernels, pool, rows, verify_reads=config.verify == "read")
