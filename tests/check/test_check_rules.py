@@ -585,6 +585,13 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     )
     yield "VLLM007", "passed", pair({"inner_host": "localhost", **there}, there, "vllm"), ""
     yield "VLLM007", "passed", pair({"inner_host": "10.0.0.1", **there}, elsewhere, "vllm"), ""
+    for itself in ("127.0.1.1", "127.1", "LocalHost", "ip6-localhost", "::ffff:127.0.0.1", "0"):
+        yield (
+            "VLLM007",
+            "finding",
+            pair({"inner_host": itself, **there}, elsewhere, "vllm"),
+            f"names {itself} as",
+        )
     loop = {"inner_host": "localhost", "address": ("127.0.0.1", 8_000)}
     yield "VLLM007", "passed", pair(loop, {"address": ("localhost", 8_001)}, "vllm"), ""
     yield "VLLM007", "finding", pair(loop, elsewhere, "vllm"), "prefill at 127.0.0.1 names localhost"
@@ -699,6 +706,21 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         behind({"closes_upstream": True}, unsure),
         "prefill: whether decode waits for the transfer",
     )
+    told_nothing = node("node", role="", deferred=False)
+    yield (
+        "PRX003",
+        "unknown",
+        behind({"closes_upstream": True}, told_nothing),
+        "the role in the deployment is not known",
+    )
+    nobody = node("decode", engine=None, deferred=False)
+    yield "PRX003", "unknown", behind({"closes_upstream": True}, nobody), "which engine this is is not known"
+    for other in (
+        node("node", role="", deferred=True, version=NEW),
+        node("server", "alone", deferred=False),
+        node("decode", engine="vllm"),
+    ):
+        yield "PRX003", "passed", behind({"closes_upstream": True}, sure, other), ""
     yield "PRX003", "unknown", behind({"closes_upstream": True}), "no node was read"
     yield "PRX003", "unknown", behind({}, at_once), "whether it closes the connection"
     yield (
@@ -713,6 +735,8 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
 
     yield "EXP001", "finding", prefill(inner_host="0.0.0.0"), "listens on all interfaces (0.0.0.0)"
     yield "EXP001", "passed", prefill(inner_host="10.0.0.1"), ""
+    for everywhere in ("::", "[::]", "*", "0", "::0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0", "0.0"):
+        yield "EXP001", "finding", prefill(inner_host=everywhere), f"listens on all interfaces ({everywhere})"
     yield "EXP001", "unknown", prefill(), "the address of its bootstrap or side channel is not known"
     yield (
         "EXP002",

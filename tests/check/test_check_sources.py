@@ -81,6 +81,57 @@ def test_what_listens_everywhere_on_one_port_in_another_role_is_another_node() -
     assert merged(*entries) == [["prefill"], ["decode"]]
 
 
+def log_of(file: str, place: str, pool: int, host: str = "0.0.0.0", kind: str = facts.START) -> Entry:
+    made = sheet(file, (host, 30000), "sglang", "prefill", pool)
+    made.read.add(kind)
+    return Entry(made, "", place)
+
+
+@pytest.mark.parametrize("kind", [facts.START, facts.SERVER_INFO, facts.COMMAND])
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "::", "0"])
+def test_start_up_logs_of_two_machines_are_two_nodes_though_both_listen_everywhere(host: str, kind: str) -> None:  # fmt: skip
+    """One too small a pool of several would else be a disagreement, and no rule could find it."""
+    a, b = (log_of(f"{name}.log", f"/logs/{name}", pool, host, kind) for name, pool in (("p0", 5), ("p1", 6)))
+    assert merged(a, b) == [["p0.log"], ["p1.log"]]
+
+
+def test_two_logs_of_one_beginning_are_of_one_node() -> None:
+    """prefill.log and prefill.log.1"""
+    assert merged(log_of("p.log", "/logs/p", 5), log_of("p.log.1", "/logs/p", 5)) == [["p.log", "p.log.1"]]
+
+
+def test_of_what_listens_everywhere_it_is_not_guessed_which_of_two_machines_it_is() -> None:
+    urls = [
+        Entry(sheet(f"http://{host}", (host, 30000), "sglang", "prefill"), "", "")
+        for host in ("10.0.0.7", "10.0.0.8")
+    ]
+    assert merged(*urls, log_of("p.log", "/p", 5)) == [["http://10.0.0.7"], ["http://10.0.0.8"], ["p.log"]]
+
+
+def test_a_log_that_is_named_first_does_not_bring_two_machines_together() -> None:
+    urls = [
+        Entry(sheet(f"http://{host}", (host, 30000), "sglang", "prefill"), "", "")
+        for host in ("10.0.0.7", "10.0.0.8")
+    ]
+    assert merged(log_of("p.log", "/p", 5), *urls) == [["p.log"], ["http://10.0.0.7"], ["http://10.0.0.8"]]
+    (node, _) = sources.merge([log_of("p.log", "/p", 5), urls[0], Entry(sheet("x", ("10.0.0.8", 30000), "vllm", "decode"), "", "")])  # fmt: skip
+    assert (node.address, node.sources) == (("10.0.0.7", 30000), ["http://10.0.0.7", "p.log"])
+
+
+def test_a_second_start_up_log_is_of_another_machine_than_the_url_and_its_saved_answer_is_not() -> None:
+    url = log_of("http://10.0.0.7", "", 5, "10.0.0.7", facts.SERVER_INFO)
+    saved = log_of("info.json", "/saved", 5, "0.0.0.0", facts.SERVER_INFO)
+    logs = [log_of(f"{name}.log", f"/logs/{name}", 5) for name in ("a", "b")]
+    assert merged(url, saved, *logs) == [["http://10.0.0.7", "info.json", "a.log"], ["b.log"]]
+
+
+def test_two_parts_of_one_unit_are_one_node() -> None:
+    entries = [log_of(file, f"/etc/{file}", 5, kind=facts.COMMAND) for file in ("sglang.service", "override.conf")]  # fmt: skip
+    for entry in entries:
+        entry.sheet.name = "sglang"
+    assert len(merged(*entries)) == 1
+
+
 def test_a_name_that_was_said_decides() -> None:
     nodes = sources.merge([
         Entry(sheet("a", ("127.0.0.1", 1), pool=5), "left", "/x/one"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hermetic.check import facts, sources
+from hermetic.check import facts, hosts, sources
 from hermetic.check.deployment import Deployment
 from hermetic.check.facts import Sheet
 from hermetic.check.fetch import FetchOptions
@@ -156,9 +156,9 @@ def _notes(options: CheckOptions, deployment: Deployment, verdicts: Sequence[Ver
 def _homeless(nodes: Sequence[Sheet]) -> list[str]:
     """Files that do not say of which node they are, and were taken for one of their own."""
     files = [
-        node.name
+        next(iter({node.name} & {*_files(node)}), _files(node)[0])
         for node in nodes
-        if node.address is None and node.name in {Path(one).name for one in node.sources}
+        if (node.address is None and node.name in _files(node)) or _may_be_of_another(node, nodes)
     ]
     if not files or len(nodes) == 1:
         return []
@@ -167,6 +167,26 @@ def _homeless(nodes: Sequence[Sheet]) -> list[str]:
         f"Of which node it is was not said, so each was taken for a node of its own: {shown}. NAME=FILE says it, like "
         f"a={files[0]} for this file and a=FILE for another of the same node."
     ]
+
+
+def _files(node: Sheet) -> list[str]:
+    return [Path(source).name for source in node.sources]
+
+
+def _may_be_of_another(node: Sheet, nodes: Sequence[Sheet]) -> bool:
+    """A log or a saved answer with an address that every machine has, where another node of its role has the same port."""
+    if node.address is None or not hosts.is_anywhere(node.address[0]):
+        return False
+    if not node.read & {facts.START, facts.SERVER_INFO} or any("://" in source for source in node.sources):
+        return False
+    roles = set(node.values(facts.ROLE))
+    return any(
+        other is not node
+        and other.address is not None
+        and other.address[1] == node.address[1]
+        and (not roles or not roles.isdisjoint(other.values(facts.ROLE)))
+        for other in nodes
+    )
 
 
 def unknown_patches(patches: Iterable[int]) -> list[str]:

@@ -6,11 +6,12 @@ guess. So what could not be determined is reported as unknown, and never as pass
 
 from __future__ import annotations
 
-import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from hermetic.check import hosts as hosts_of
 
 T = TypeVar("T")
 
@@ -188,20 +189,13 @@ def _listed(places: Sequence[str], last: str) -> str:
 
 def _places(hosts: list[str]) -> list[str]:
     """A name and an address may be one place, and then the address is what is known of it. No name stands for all interfaces."""
-    by_number = {host: number for host in hosts if (number := _number(host)) is not None}
+    by_number = {host: number for host in hosts if (number := hosts_of.number(host)) is not None}
     names = [host for host in hosts if host not in by_number]
     if len(names) != 1 or len(by_number) != 1:
         return hosts
     ((host, number),) = by_number.items()
     may_be = number.is_loopback if names[0] == "localhost" else not number.is_unspecified
     return [host] if may_be else hosts
-
-
-def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return None
 
 
 _INFO, _START, _METRICS, _COMMAND, _ENVIRONMENT = SERVER_INFO, START, METRICS_PAGE, COMMAND, ENVIRONMENT

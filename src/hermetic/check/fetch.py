@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from hermetic.check import facts, unanswered
+from hermetic.check import facts, hosts, unanswered
 from hermetic.check.facts import Seen, Sheet
-from hermetic.check.readers import engine_files, values
+from hermetic.check.readers import engine_files
 from hermetic.check.readers.reading import Reading
 from hermetic.check.unanswered import NO_ROUTE, Page
 from hermetic.check.urls import address, shown_url
@@ -203,7 +203,7 @@ def _metrics_open(sheet: Sheet) -> None:
     said_by_itself = next((one for one in seen if "/metrics" not in one.where), None)
     asked = next((one for one in seen if "/metrics" in one.where), None)
     if said_by_itself is not None and asked is not None:
-        right = said_by_itself if values.is_loopback(sheet.address[0]) else asked
+        right = said_by_itself if hosts.is_loopback(sheet.address[0]) else asked
         sheet.replace(facts.METRICS_OPEN, right.value, right.where)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from hermetic.check import facts, unanswered
+from hermetic.check import facts, hosts, unanswered
 from hermetic.check.deployment import Proxy
 from hermetic.check.facts import Sheet
 from hermetic.check.fetch import FetchOptions, fetch
@@ -44,7 +44,7 @@ _SOURCES = (
     "A source is a URL (http://10.0.0.7:30000), a file (prefill.log, nginx.conf), a folder, - for standard input, or a command line in quotes "
     '("vllm serve ..."); NAME=SOURCE says which node it is of'
 )
-_HERE = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "")
+_WHOLE = frozenset({facts.START, facts.SERVER_INFO, facts.COMMAND})  # a node has one of each
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,24 @@ class Collected:
 @dataclass
 class _Entry:
     """One reading's sheet on its way to a node. `name`: said by the user; `stem`: of the file that it is from; `readings`: numbers of the
-    readings that it has taken: two sheets of one reading are two nodes, or the reader would have made one of them."""
+    readings that it has taken: two sheets of one reading are two nodes, or the reader would have made one of them; `first`: its place among all."""
 
     sheet: Sheet
     name: str
     stem: str
     readings: set[int] = field(default_factory=set)
+    first: int = 0
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is said which node this is: by name, or an address that is one machine's alone."""
+        return bool(self.name) or (
+            self.sheet.address is not None and not hosts.is_anywhere(self.sheet.address[0])
+        )
+
+    @property
+    def is_url(self) -> bool:
+        return any(source.startswith(("http://", "https://")) for source in self.sheet.sources)
 
 
 def parse(words: Sequence[str]) -> list[Source]:
@@ -276,15 +288,16 @@ class _Rejoined(io.RawIOBase):
 
 def merge(entries: Sequence[_Entry]) -> list[Sheet]:
     """One sheet for each node, in the order in which nodes were first named."""
+    for place, entry in enumerate(entries):
+        entry.first = place
     nodes: list[_Entry] = []
-    waiting: list[_Entry] = []
-    for entry in entries:
-        if entry.name or entry.sheet.address is not None:
-            _join(nodes, entry, _same_node(_others(nodes, entry), entry))
-        else:
-            waiting.append(entry)
+    waiting = [entry for entry in entries if not entry.name and entry.sheet.address is None]
+    placed = [entry for entry in entries if entry.name or entry.sheet.address is not None]
+    for entry in sorted(placed, key=lambda one: not one.sure):
+        _join(nodes, entry, _same_node(_others(nodes, entry), entry))
     for entry in waiting:
         _join(nodes, entry, _likely_node(_others(nodes, entry), entry))
+    nodes.sort(key=lambda node: node.first)
     for number, node in enumerate(nodes, 1):
         node.sheet.name = node.name or _named(node) or f"node {number}"
     _tell_apart([node.sheet for node in nodes])
@@ -300,27 +313,53 @@ def _join(nodes: list[_Entry], entry: _Entry, node: _Entry | None) -> None:
     if node is None:
         nodes.append(entry)
         return
+    sure = node.sure
     node.sheet.take(entry.sheet)
+    if not sure and entry.sheet.address is not None:
+        node.sheet.address = entry.sheet.address
     node.readings |= entry.readings
+    node.first = min(node.first, entry.first)
     node.name, node.stem = node.name or entry.name, node.stem or entry.stem
 
 
-def _same_node(nodes: Iterable[_Entry], entry: _Entry) -> _Entry | None:
-    for node in nodes:
-        if entry.name and node.name == entry.name:
-            return node
-        if (entry.name and node.name) or not _one_address(node.sheet.address, entry.sheet.address):
-            continue
-        if _one_role(node.sheet, entry.sheet):
-            return node
-    return None
+def _same_node(nodes: Sequence[_Entry], entry: _Entry) -> _Entry | None:
+    """By its name or address. An address that every machine has (127.0.0.1, 0.0.0.0) tells only where one node alone may be meant."""
+    named = next((node for node in nodes if entry.name and node.name == entry.name), None)
+    if named is not None:
+        return named
+    at_it = [
+        node
+        for node in nodes
+        if not (entry.name and node.name)
+        and _one_address(node.sheet.address, entry.sheet.address)
+        and _one_role(node.sheet, entry.sheet)
+    ]
+    if entry.sure:
+        surely = next((node for node in at_it if node.sheet.address == entry.sheet.address), None)
+        if surely is not None:
+            return surely
+    beside = [node for node in at_it if _called_alike(node, entry)]
+    found = beside or [node for node in at_it if not _had_it_already(node, entry)]
+    return found[0] if len(found) == 1 else None
 
 
 def _one_address(ours: tuple[str, int] | None, theirs: tuple[str, int] | None) -> bool:
     """A file says 127.0.0.1 or 0.0.0.0 where a URL says the host's name: then the port decides."""
     if ours is None or theirs is None or ours[1] != theirs[1]:
         return False
-    return ours[0] == theirs[0] or ours[0] in _HERE or theirs[0] in _HERE
+    return ours[0] == theirs[0] or hosts.is_anywhere(ours[0]) or hosts.is_anywhere(theirs[0])
+
+
+def _called_alike(node: _Entry, entry: _Entry) -> bool:
+    """`prefill.log` and `prefill.info.json`, or two parts of one unit."""
+    ours, theirs = node.sheet.name, entry.sheet.name
+    return bool(entry.stem and node.stem == entry.stem) or bool(ours and ours == theirs)
+
+
+def _had_it_already(node: _Entry, entry: _Entry) -> bool:
+    """Whether both have what a node has one of, as two start-up logs of two machines have. What a URL answered may be in a file too."""
+    both = _WHOLE & node.sheet.read & entry.sheet.read
+    return bool(both - {facts.SERVER_INFO} if node.is_url or entry.is_url else both)
 
 
 def _likely_node(nodes: Sequence[_Entry], entry: _Entry) -> _Entry | None:

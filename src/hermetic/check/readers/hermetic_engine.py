@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hermetic.check import facts
+from hermetic.check import facts, hosts
 from hermetic.check.deployment import ALONE, BOTH, DECODE, PREFILL
 from hermetic.check.facts import Sheet
 from hermetic.check.readers import prometheus, values
@@ -184,7 +184,7 @@ class Log:
         sheet.add(facts.STARTED, True, where)
         if sheet.address is not None:
             sheet.add(facts.HOST, sheet.address[0], where)
-            if not values.is_loopback(sheet.address[0]):
+            if not hosts.is_loopback(sheet.address[0]):
                 sheet.add(facts.API_KEY, True, f"{where}: there Hermetic starts with keys only")
         return sheet
 

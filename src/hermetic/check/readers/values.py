@@ -6,7 +6,6 @@ The one thing to know: what is not surely what it should be becomes None, and No
 from __future__ import annotations
 
 import ast
-import ipaddress
 import math
 import re
 import warnings
@@ -124,14 +123,6 @@ def address(url: object) -> tuple[str, int] | None:
         return None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only the machine itself reaches what listens there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def host_port(host: object, port: object) -> tuple[str, int] | None:
     name, number = text(host), positive(port)
     return (name, number) if name is not None and number is not None and number < 2**16 else None
@@ -204,6 +195,6 @@ def literals(written: dict[str, str]) -> dict[str, object]:
 
 
 __all__ = [
-    "address", "backend", "bound", "fields", "flag", "host_port", "is_loopback", "key_is_set", "kv_dtype", "literal", "literals", "nested", "number", "positive", "role", "text",
+    "address", "backend", "bound", "fields", "flag", "host_port", "key_is_set", "kv_dtype", "literal", "literals", "nested", "number", "positive", "role", "text",
     "transport", "whole",
 ]  # fmt: skip

@@ -5,13 +5,10 @@ The one thing to know: this reads what a node was told, not what a firewall does
 
 from __future__ import annotations
 
-from hermetic.check import facts
+from hermetic.check import facts, hosts
 from hermetic.check.deployment import BOTH, PREFILL
 from hermetic.check.facts import Sheet
 from hermetic.check.rules.registry import Answer, Fine, rule
-
-EVERYWHERE = ("0.0.0.0", "::", "*", "[::]")
-HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 @rule(
@@ -28,7 +25,9 @@ HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
 def inner_open(node: Sheet) -> Answer:
     inner = node[facts.INNER_HOST]
     return (
-        f"its bootstrap or side channel listens on all interfaces ({inner})" if inner in EVERYWHERE else None
+        f"its bootstrap or side channel listens on all interfaces ({inner})"
+        if hosts.is_everywhere(inner)
+        else None
     )
 
 
@@ -43,7 +42,7 @@ def inner_open(node: Sheet) -> Answer:
 def no_key(node: Sheet) -> Answer:
     if node.get(facts.API_KEY, False):
         return None
-    if (host := _host(node)) in HERE:
+    if hosts.is_loopback(host := _host(node)):
         return _alone(host)
     _ = node[facts.API_KEY]
     return f"it listens on {host} and asks for no API key"
@@ -62,7 +61,7 @@ def no_key(node: Sheet) -> Answer:
 def no_admin_key(node: Sheet) -> Answer:
     if node.get(facts.ADMIN_KEY, False):
         return None
-    if (host := _host(node)) in HERE:
+    if hosts.is_loopback(host := _host(node)):
         return _alone(host)
     _ = node[facts.ADMIN_KEY]
     return (
@@ -83,7 +82,7 @@ def metrics_open(node: Sheet) -> Answer:
         return None
     if facts.METRICS_OPEN not in node and not node.get(facts.METRICS, True):
         return Fine("it exports no metrics")
-    if (host := _host(node)) in HERE:
+    if hosts.is_loopback(host := _host(node)):
         return _alone(host)
     _ = node[facts.METRICS_OPEN]
     return f"it listens on {host}, and /metrics answers without a key"
@@ -109,10 +108,11 @@ def _alone(host: str) -> Fine:
 
 def _host(node: Sheet) -> str:
     """Where it can be reached: the address that it listens on, or another than loopback under which it was found. Raises NotKnown."""
-    found = node.address[0] if node.address is not None else HERE[0]
-    if found not in HERE and (facts.HOST not in node or node[facts.HOST] in HERE):
+    found = node.address[0] if node.address is not None else ""
+    if (
+        found
+        and not hosts.is_loopback(found)
+        and (facts.HOST not in node or hosts.is_loopback(node[facts.HOST]))
+    ):
         return found
     return node[facts.HOST]
-
-
-__all__ = ["EVERYWHERE", "HERE"]

@@ -87,12 +87,12 @@ def aborts(proxy: Proxy, deployment: Deployment) -> Answer:
         return None
     if not deployment.nodes:
         raise NotKnown("no node was read, so whether releases are deferred is not known")
-    halves = [node for node in deployment.with_role(PREFILL, DECODE) if "sglang" in node.values(facts.ENGINE)]
     at_once: list[str] = []
     missing: list[str] = []
-    for node in halves:
+    for node in filter(_may_be_half, deployment.nodes):
         try:
             if not defers(node):
+                _ = node[facts.ENGINE], node[facts.ROLE]
                 at_once.append(node.name)
         except NotKnown as unknown:
             missing.append(str(unknown))
@@ -129,6 +129,12 @@ def cancels_one(proxy: Proxy, deployment: Deployment) -> Answer:
     return (
         None if proxy.cancels_both else "when one half fails it waits for the other, and does not cancel it"
     )
+
+
+def _may_be_half(node: Sheet) -> bool:
+    """Whether nobody says that a node is of another engine, or no half of a pair."""
+    engines, roles = node.values(facts.ENGINE), node.values(facts.ROLE)
+    return (not engines or "sglang" in engines) and (not roles or not {PREFILL, DECODE}.isdisjoint(roles))
 
 
 def _longest(node: Sheet) -> int:

@@ -15,13 +15,12 @@ Read in the source of 0.32:
 
 from __future__ import annotations
 
-from hermetic.check import facts
+from hermetic.check import facts, hosts
 from hermetic.check.deployment import BOTH, DECODE, PREFILL, Pair
 from hermetic.check.facts import NotKnown, Sheet
 from hermetic.check.rules.registry import Answer, rule
 
 _VLLM = ("vllm",)
-EVERYWHERE, LOOPBACK = ("0.0.0.0", "::", "*"), ("localhost", "127.0.0.1", "::1")
 
 
 @rule(
@@ -143,10 +142,12 @@ def failed(node: Sheet) -> Answer:
 )
 def side_channel(pair: Pair) -> Answer:
     inner = pair.prefill[facts.INNER_HOST]
-    if inner not in (*LOOPBACK, *EVERYWHERE):  # whoever connects to 0.0.0.0 connects to itself
+    if not (
+        hosts.is_loopback(inner) or hosts.is_everywhere(inner)
+    ):  # whoever connects to 0.0.0.0 connects to itself
         return None
     ours, theirs = (_host(half) for half in pair.halves)
-    if ours == theirs or (ours in LOOPBACK and theirs in LOOPBACK):
+    if ours == theirs or (hosts.is_loopback(ours) and hosts.is_loopback(theirs)):
         return None
     return f"prefill at {ours} names {inner} as its side channel, and decode is at {theirs}"
 
@@ -169,7 +170,7 @@ def developer(node: Sheet) -> Answer:
 
 def _host(node: Sheet) -> str:
     """Where a node serves. Raises NotKnown, also where it says "everywhere"."""
-    if node.address is None or node.address[0] in EVERYWHERE:
+    if node.address is None or hosts.is_everywhere(node.address[0]):
         raise NotKnown(f"{node.name}: where it serves is not known; its URL would say it")
     return node.address[0]
 
