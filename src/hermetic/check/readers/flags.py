@@ -377,9 +377,13 @@ def in_image(
         "" if _INSTALLS.search(" ".join((*entry, *command))) else image
     )  # its tag tells nothing any more
     found = _in_words((*entry, *command), environment, as_it_came, complete, depth or _Depth())
-    if found or entry or not _STARTS_VLLM.search(_repository(image)):
+    if found or entry:
         return found
-    return [Run(VLLM, "serve", tuple(command), environment, image, complete)]
+    return [
+        Run(kind, what, tuple(command), environment, image, complete)
+        for pattern, kind, what in _START_BY_THEMSELVES
+        if pattern.search(repository(image))
+    ]
 
 
 # ------------------------------------------------------------------------------------ images
@@ -389,22 +393,26 @@ _OFFICIAL = (
     (re.compile(r"(?:^|/)vllm/vllm-openai(?:-[a-z]+)?$"), VLLM),
     (re.compile(r"(?:^|/)lmsysorg/sgl-model-gateway$"), SGLANG_ROUTER),
 )
-_STARTS_VLLM = re.compile(r"(?:^|/)vllm-openai(?:-[a-z]+)?$")
+_START_BY_THEMSELVES = (  # by their entry point: docker/Dockerfile of vLLM, docker/gateway.Dockerfile of SGLang
+    (re.compile(r"(?:^|/)vllm-openai(?:-[a-z]+)?$"), VLLM, "serve"),
+    (re.compile(r"(?:^|/)sgl-model-gateway$"), SGLANG_ROUTER, "router"),
+)
 _INSTALLS = re.compile(r"\b(?:pip[\d.]*|uv|conda|mamba)\s+(?:\S+\s+)?(?:install|sync|add)\b")
 _TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|a|b|dev)\d+)*)(?:[-_].*)?", re.DOTALL)
 
 
 def image_version(image: str) -> tuple[str, str] | None:
     """(engine, version) by the tag of an image that the engine's makers publish, also from a mirror. Tags like `latest` say nothing."""
-    repository, tag = _repository(image), _tag(image)
+    name, tag = repository(image), _tag(image)
     version = _TAG.fullmatch(tag)
     for pattern, kind in _OFFICIAL:
-        if version is not None and pattern.search(repository):
+        if version is not None and pattern.search(name):
             return kind, version[1]
     return None
 
 
-def _repository(image: str) -> str:
+def repository(image: str) -> str:
+    """An image's name without its tag and digest."""
     image = image.partition("@")[0]
     path, colon, tag = image.rpartition(":")
     return path if colon and "/" not in tag else image
@@ -1020,5 +1028,6 @@ __all__ = [
     "read",
     "read_environment",
     "read_run",
+    "repository",
     "runs_of",
 ]

@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hermetic.check import facts
 from hermetic.check.deployment import Proxy
-from hermetic.check.readers import flags, shell
+from hermetic.check.facts import Sheet
+from hermetic.check.readers import flags, hidden, shell
 from hermetic.check.readers.beside import Files, beside
 from hermetic.check.readers.proxies import nginx_settings, retries_of_nginx, seconds_of_nginx
 from hermetic.check.readers.reading import Reading
@@ -149,6 +151,8 @@ def _compose(reading: Reading, source: str, document: Mapping[str, Node], files:
         if runs:
             for missing in variables.missing:
                 reading.failed(place, missing, part=True)
+        if not runs:
+            _hidden(reading, image, entry, command, place, name)
         _nodes(reading, runs, place, name, files)
         if runs and reading.sheets:
             _published(reading, service, place, outer)
@@ -252,6 +256,11 @@ class _Pod:
     path: tuple[str, ...]
     spec: Mapping[str, Node]
 
+    @property
+    def ends(self) -> bool:
+        """Whether it does its work and is done: it downloads a model, or measures."""
+        return self.resource.startswith(("Job/", "CronJob/"))
+
 
 def _kubernetes(reading: Reading, source: str, resources: Sequence[Mapping[str, Node]], files: Files) -> None:
     maps = {
@@ -323,8 +332,11 @@ def _pod(
         arguments = [_substituted(text_of(word), known) for word in sequence(container.get("args"))]
         image = text_of(container.get("image"))
         runs = flags.in_image(image, entry, arguments, known, complete=variables.complete)
+        named = text_of(container.get("name"))
         if runs:
-            started.append((text_of(container.get("name")), runs, variables))
+            started.append((named, runs, variables))
+        elif not pod.ends:
+            _hidden(reading, image, entry, arguments, f"{source}, {pod.resource}, container {named}", label)
     for name, runs, variables in started:
         place = f"{source}, {pod.resource}, container {name}"
         for missing in variables.missing:
@@ -434,6 +446,24 @@ def _hosts(resource: Mapping[str, Node]) -> str:
 
 
 # ------------------------------------------------------------------------------------ both
+
+
+def _hidden(
+    reading: Reading, image: str, entry: Sequence[str], command: Sequence[str], place: str, name: str
+) -> None:
+    """A node of which only the engine is known, where a script or the image starts it."""
+    found = hidden.started(flags.repository(image), entry, command)
+    if found is None:
+        return
+    engine, script = found
+    sheet = Sheet(name=name, sources=[place])
+    sheet.add(facts.ENGINE, engine, f"{place}, image")
+    reading.sheets.append(sheet)
+    reading.failed(
+        place,
+        f"{script} starts it, which is not read, so that only its engine is known: give its URL, or its log from its start on",
+        part=True,
+    )
 
 
 def _nodes(reading: Reading, runs: Sequence[flags.Run], place: str, name: str, files: Files) -> None:
