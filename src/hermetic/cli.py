@@ -669,7 +669,7 @@ def exposure(
 ) -> None:
     """After an incident: which past answers fit its signature?
 
-    Exit code 0: none. 1: some. 2: a log could not be read, or no line could be judged."""
+    Exit code 0: none. 1: some. 2: a log could not be read, or no answer could be judged."""
     from hermetic.check import exposed
 
     raise typer.Exit(

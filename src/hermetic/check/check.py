@@ -179,12 +179,12 @@ def _may_be_of_another(node: Sheet, nodes: Sequence[Sheet]) -> bool:
         return False
     if not node.read & {facts.START, facts.SERVER_INFO} or any("://" in source for source in node.sources):
         return False
-    roles = set(node.values(facts.ROLE))
+    roles = node.values(facts.ROLE)
     return any(
         other is not node
         and other.address is not None
         and other.address[1] == node.address[1]
-        and (not roles or not roles.isdisjoint(other.values(facts.ROLE)))
+        and (not roles or any(role in roles for role in other.values(facts.ROLE)))
         for other in nodes
     )
 

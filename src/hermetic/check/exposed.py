@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def main(asked: Asked) -> int:
         _show(Console(highlight=False), found)
     if asked.ids is not None:
         _write(asked.ids, found)
-    if found.unread or not found.judged:
+    if found.unread or not found.tells:
         return 2
     return 1 if found.hits else 0
 
@@ -58,6 +59,8 @@ def _options(asked: Asked) -> ExposureOptions:
     until = exposure.moment("--until", asked.until) if asked.until else None
     if since and until and since >= until:
         raise OptionError("--since is not before --until")
+    if asked.prefill_speed is not None and not math.isfinite(asked.prefill_speed):
+        raise OptionError(f"--prefill-speed is {asked.prefill_speed}; it must be tokens a second")
     return ExposureOptions(asked.pool, since, until, asked.prefill_speed, dict(map(_field, asked.fields)))
 
 
@@ -82,7 +85,7 @@ def _show(console: Console, found: Exposure) -> None:
     _times(console, found)
     for hit in found.hits[:SHOWN]:
         prompt = f"{hit.prompt:,} tokens" if hit.prompt is not None else ""
-        parts = (hit.time, plain(hit.id, 80), prompt, ", ".join(hit.signs), plain(hit.where))
+        parts = (hit.time or "no time", plain(hit.id, 80), prompt, ", ".join(hit.signs), plain(hit.where))
         console.print(Text("  ".join(filter(None, parts))), soft_wrap=True)
     if found.fits > SHOWN:
         console.print(Text(_rest(found), style="dim"), soft_wrap=True)
@@ -118,7 +121,7 @@ _FIELD_OF = {"no time": "time", "no status": "status", "no prompt tokens": "prom
 def _headline(found: Exposure) -> str:
     outside = f", {found.outside:,} of another time" if found.outside else ""
     passed = f", {found.passed_over:,} without a prompt (GET, health checks)" if found.passed_over else ""
-    fits = f"{found.fits:,} fit the signature" if found.judged else "nothing could be judged"
+    fits = f"{found.fits:,} fit the signature" if found.tells else "nothing could be judged"
     return f"{found.lines:,} lines, {found.judged:,} judged{outside}{passed}: {fits} (pool of {found.pool:,} tokens)"
 
 

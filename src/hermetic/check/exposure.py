@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import sys
 import zlib
 from collections import Counter
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from hermetic.check.exposure_fields import KINDS, Found, Plans, in_time, number
+from hermetic.check.exposure_fields import KINDS, Found, Plans, in_time, number, tokens
 from hermetic.check.exposure_times import Bucket, TimeLine
 from hermetic.options import OptionError
 
@@ -63,13 +64,14 @@ class Lacking(msgspec.Struct):
 
 
 class Exposure(msgspec.Struct, kw_only=True):
-    """`fits`: all responses that fit; `hits`: those of them that are listed, in the order of time; `times`: hits in steps of `step` seconds, quiet ones
+    """`answered`: of the lines that were judged those with a status of 2xx. `fits`: all responses that fit; `hits`: those of them that are listed, in the order of time; `times`: hits in steps of `step` seconds, quiet ones
     too; `no_time`: hits of which no time is known. `passed_over`: lines of requests that send no prompt (GET, health checks). `outside`: of another time.
     """
 
     pool: int
     lines: int = 0
     judged: int = 0
+    answered: int = 0
     outside: int = 0
     passed_over: int = 0
     fits: int = 0
@@ -81,6 +83,11 @@ class Exposure(msgspec.Struct, kw_only=True):
     not_judged: list[Lacking] = []
     not_asked: list[str] = []  # signs that could not be looked for, and why
     unread: list[str] = []
+
+    @property
+    def tells(self) -> bool:
+        """Whether anything can be said of answers: refusals are easily judged where nothing says how long a prompt was."""
+        return self.judged > 0 and (self.answered > 0 or not self.not_judged)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def read(paths: Sequence[Path], options: ExposureOptions) -> Exposure:
     """Judge every line of every log; `-` is standard input. Raises OptionError for fields that cannot be meant."""
     judge = _Judge(options)
     for path in paths:
-        name = "standard input" if str(path) == "-" else str(path)
+        name = "standard input" if str(path) == "-" else os.fsencode(path).decode("utf-8", "backslashreplace")
         try:
             with _open(path) as stream:
                 for at, line in _lines(stream):
@@ -116,7 +123,7 @@ class _Judge:
         self._plans = Plans(options.fields)
         self._lacking: dict[str, Lacking] = {}
         self._signs, self._times = Counter[str](), TimeLine()
-        self._answered = self._halves = self._undecided = self._only_header = 0
+        self._halves = self._undecided = self._only_header = 0
         self._by_time = options.since is not None or options.until is not None
 
     def line(self, line: bytes | None, name: str, at: int) -> None:
@@ -138,7 +145,7 @@ class _Judge:
             if self._outside(when):
                 found.outside += 1
                 return
-        prompt = number(fields.get("prompt"))
+        prompt = tokens(fields.get("prompt"))
         if prompt is None and _sends_none(fields):
             found.passed_over += 1
             return
@@ -163,14 +170,16 @@ class _Judge:
 
     def _judged(self, fields: Found, prompt: float) -> list[Sign]:
         """The signs that an answer to a prompt of this length shows."""
-        self._answered += 1
-        other, signs = number(fields.get("prefill_prompt")), list[Sign]()
+        self.found.answered += 1
+        other, signs = tokens(fields.get("prefill_prompt")), list[Sign]()
         self._halves += other is not None
         if max(prompt, other or 0) > self.options.pool:
             signs.append(SIGNS[0])
         if self.options.prefill_speed is not None:
-            cached = number(fields.get("cached")) or 0  # was not read again
-            if self._too_fast(fields, (prompt - cached) / self.options.prefill_speed):
+            cached = tokens(fields.get("cached")) or 0  # was not read again
+            if cached > prompt:  # which of the two is wrong is not known
+                self._undecided += 1
+            elif self._too_fast(fields, (prompt - cached) / self.options.prefill_speed):
                 signs.append(SIGNS[1])
         if other is not None and other != prompt:
             signs.append(SIGNS[2])
@@ -220,7 +229,7 @@ class _Judge:
             yield f"{SIGNS[1]}: give --prefill-speed, the tokens a second that one node reads at best"
         elif self._undecided:
             yield (
-                f"{SIGNS[1]}: of {self._undecided:,} of {self._answered:,} answers no field says the seconds to the first token "
+                f"{SIGNS[1]}: of {self._undecided:,} of {self.found.answered:,} answers no field says the seconds to the first token, or more tokens were cached than there are "
                 "(--field first=NAME, or first=NAME:ms)"
             )
         if self._only_header:

@@ -6,16 +6,17 @@ All lines of a log have the same few sets of fields, so what to look for in a se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from hermetic.options import OptionError
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 LARGEST = 1e30
+SOONEST = 946_684_800  # 2000, in seconds since 1970: a smaller number says how long something took
+_DIGITS = 1.97e13, 3e13
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 MOST_PLANS = 1_000  # sets of fields that are remembered
 _ENVOY = frozenset({
@@ -158,8 +159,10 @@ def _last(text: str) -> str:
 
 
 def number(value: Any) -> float | None:
-    """None for what is no number, not finite, or no count of anything."""
+    """None for what is no number, not finite, or no count of anything. Python alone takes 1_000 for one."""
     if type(value) is str:
+        if "_" in value or not value.isascii():
+            return None
         try:
             value = float(value)
         except ValueError:
@@ -169,13 +172,21 @@ def number(value: Any) -> float | None:
     return value
 
 
+def tokens(value: Any) -> float | None:
+    """How many tokens a prompt has. None also for 0, which is written where nobody counted, and for less."""
+    count = number(value)
+    return count if count is not None and count > 0 else None
+
+
 def in_time(value: Any) -> datetime | None:
-    """ISO 8601 (without a zone: UTC), nginx's own (29/Nov/2026:14:05:00 +0000), or seconds, milliseconds, ... since 1970."""
+    """ISO 8601 (without a zone: UTC), nginx's own (29/Nov/2026:14:05:00 +0000), 20261129140500, or seconds, milliseconds, ... since 1970."""
     since = number(value)
     if since is not None:
+        if _DIGITS[0] <= since < _DIGITS[1]:  # milliseconds would be of the years 2594 to 2918
+            return _parsed(str(int(since)), "%Y%m%d%H%M%S", UTC)
         while since > 1e11:  # milliseconds, microseconds, nanoseconds
             since /= 1000
-        return datetime.fromtimestamp(since, UTC) if since >= 0 and math.isfinite(since) else None
+        return datetime.fromtimestamp(since, UTC) if since >= SOONEST else None
     if not isinstance(value, str):
         return None
     when = _written(value.strip())
@@ -190,10 +201,15 @@ def _written(text: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         pass
+    return _parsed(text, "%d/%b/%Y:%H:%M:%S %z")
+
+
+def _parsed(text: str, form: str, zone: tzinfo | None = None) -> datetime | None:
     try:
-        return datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z")
+        when = datetime.strptime(text, form)
     except ValueError:
         return None
+    return when if zone is None else when.replace(tzinfo=zone)
 
 
-__all__ = ["KINDS", "TIMES", "UNITS", "Found", "Name", "Plans", "in_time", "named", "number"]
+__all__ = ["KINDS", "TIMES", "UNITS", "Found", "Name", "Plans", "in_time", "named", "number", "tokens"]
