@@ -66,11 +66,12 @@ class Sheet:
     """Facts of one node. `name`: for people; `sources`: everything that said something of it, in the order of reading.
 
     `read`: the kinds of sources among them. `address`: (host, port) that it serves on, where it is known. `asked`: names of the facts that were taken out since it was cleared, so that a
-    verdict can say what it rests on."""
+    verdict can say what it rests on. `loopback`: the pod or container whose loopback addresses are its own, if it is in one."""
 
     name: str = ""
     sources: list[str] = field(default_factory=list)
     address: tuple[str, int] | None = None
+    loopback: str = ""
     read: set[str] = field(default_factory=set)
     asked: dict[str, None] = field(default_factory=dict)
     _facts: dict[str, list[Seen[object]]] = field(default_factory=lambda: defaultdict(list))
@@ -161,6 +162,7 @@ class Sheet:
         """Everything that another sheet of the same node says."""
         self.sources += [source for source in other.sources if source not in self.sources]
         self.address = self.address or other.address
+        self.loopback = self.loopback or other.loopback
         self.read |= other.read
         for name, seen in other.facts():
             kept = self._facts[name]

@@ -455,21 +455,34 @@ def _table(takes: str, alone: str = "", also: Mapping[str, str] | None = None) -
     return table | {other: table[name] for other, name in (also or {}).items()}
 
 
+# One value follows them (server_args.py of SGLang 0.5.23, arg_utils.py of vLLM 0.32), and a variable often holds it: it is no option itself.
+_WITH_VALUE_SGLANG = (
+    "dist-init-addr nnodes dp-size ep-size max-running-requests chunked-prefill-size max-prefill-tokens quantization dtype load-format download-dir "
+    "tokenizer-path chat-template tool-call-parser reasoning-parser log-level random-seed attention-backend watchdog-timeout disaggregation-ib-device "
+    "speculative-algorithm speculative-draft-model-path base-gpu-id"
+)
+_WITH_VALUE_VLLM = (
+    "nnodes master-addr master-port data-parallel-size data-parallel-size-local data-parallel-address data-parallel-rpc-port data-parallel-rank "
+    "data-parallel-start-rank max-num-seqs max-num-batched-tokens quantization dtype load-format download-dir tokenizer seed speculative-config "
+    "compilation-config distributed-executor-backend"
+)
+
 _OPTIONS: dict[str, dict[str, _Option]] = {
     SGLANG: _table(
         "model-path revision served-model-name context-length max-total-tokens page-size mem-fraction-static num-reserved-decode-tokens "
         "kv-cache-dtype tp-size pp-size disaggregation-mode disaggregation-transfer-backend disaggregation-bootstrap-port kv-canary "
-        "api-key admin-api-key host port config node-rank",
+        f"api-key admin-api-key host port config node-rank {_WITH_VALUE_SGLANG}",
         "allow-auto-truncate disaggregation-enable-kv-checksum trust-remote-code enable-metrics "
         "disaggregation-decode-enable-radix-cache enable-hierarchical-cache",
         {
             "enable-hicache": "enable-hierarchical-cache", "model": "model-path", "tp": "tp-size", "tensor-parallel-size": "tp-size", "pp": "pp-size",
-            "pipeline-parallel-size": "pp-size",
+            "pipeline-parallel-size": "pp-size", "nccl-init-addr": "dist-init-addr", "dp": "dp-size", "data-parallel-size": "dp-size", "ep": "ep-size",
+            "expert-parallel-size": "ep-size",
         },
     ),
     VLLM: _table(
         "model revision served-model-name max-model-len block-size gpu-memory-utilization kv-cache-dtype tensor-parallel-size "
-        "pipeline-parallel-size kv-transfer-config api-key host port config",
+        f"pipeline-parallel-size kv-transfer-config api-key host port config {_WITH_VALUE_VLLM}",
         "trust-remote-code no-trust-remote-code headless",
         {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "device-memory-utilization": "gpu-memory-utilization"},
     ),

@@ -231,6 +231,8 @@ def _published(reading: Reading, service: Mapping[str, Node], place: str, outer:
     if text_of(service.get("network_mode")) == "host":
         return
     sheet.address = None
+    if service.get("network_mode") is None:
+        sheet.loopback = place
     for one in sequence(service.get("ports")):
         entry = mapping(one)
         outside, _, inside = _interpolated(text_of(one), outer).partition("/")[0].rpartition(":")
@@ -345,6 +347,8 @@ def _pod(
         _nodes(reading, runs, place, label if len(started) == 1 else f"{label}/{name}", files)
         for sheet in reading.sheets[before:]:
             sheet.address = None  # the pod's own, which nobody outside can name
+            if text_of(pod.spec.get("hostNetwork")) in ("", "false"):
+                sheet.loopback = f"{source}, {pod.resource}, {'/'.join(pod.path)}"
 
 
 def _container_variables(container: Mapping[str, Node], maps: Mapping[str, Mapping[str, Node]]) -> _Variables:

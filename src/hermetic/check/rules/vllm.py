@@ -146,6 +146,9 @@ def side_channel(pair: Pair) -> Answer:
         hosts.is_loopback(inner) or hosts.is_everywhere(inner)
     ):  # whoever connects to 0.0.0.0 connects to itself
         return None
+    pods = {half.loopback for half in pair.halves} - {""}
+    if len(pods) == 2:
+        return f"prefill names {inner} as its side channel, and decode is in a pod or container of its own, where that is decode itself"
     ours, theirs = (_host(half) for half in pair.halves)
     if ours == theirs or (hosts.is_loopback(ours) and hosts.is_loopback(theirs)):
         return None
