@@ -122,6 +122,23 @@ async def test_a_scenario_that_did_not_end_or_compared_nothing_is_no_nothing_fou
     assert "nothing that could be compared: other;" in report.reason
 
 
+@pytest.mark.parametrize("given", [None, 20.0])
+async def test_a_scenario_goes_on_while_answers_come_unless_a_budget_was_given(
+    monkeypatch: pytest.MonkeyPatch, given: float | None
+) -> None:
+    async def long(stage: Stage) -> None:
+        ends = time.monotonic() + stage.left() + 3.0
+        while time.monotonic() < ends:
+            await stage.alone(copy(stage, stage.tenant()))
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(run, "chosen", lambda *_: [(Scenario("long", "", long, ("marker",)), "")])
+    monkeypatch.setattr(run, "GRACE", -28.0)  # 30 s are the bound of a request: 2 s
+    monkeypatch.setitem(run.BUDGETS, "quick", 12.0)
+    report = await audited(Told(), budget=given)
+    assert [played.state for played in report.scenarios] == ["done" if given is None else "cut short"]
+
+
 async def test_a_slow_server_gets_more_time_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any server is slow where a tenth of a microsecond is quick: four times the 12 s."""
     monkeypatch.setattr(run, "chosen", lambda *_: PLAYS[1:])

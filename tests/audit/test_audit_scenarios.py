@@ -237,6 +237,38 @@ async def test_what_was_silent_while_it_was_learned_is_asked_once_more_also_with
     assert "silent" in [a.how for a in show.record.answers]
 
 
+@pytest.mark.parametrize("ids", [True, False])
+async def test_and_at_exactly_the_length_that_was_silent(ids: bool) -> None:
+    """A prompt that is a token shorter is answered, and one that is longer refused; those of token ids, of which there is no doubt, come first."""
+
+    class OneLength(sim.StuckAtEdge):
+        def answer(self, ask: Ask, number: int) -> Answer:
+            if len(sim.pieces(ask.prompt)) == LIMIT:
+                return self.made(ask, number, how="silent")
+            return Clean.answer(self, ask, number)
+
+    edge = Edge(LIMIT - 1, LIMIT + 1, silent=(LIMIT,))
+    learned = msgspec.structs.replace(
+        LEARNED, edges={"chat": edge, "completions": edge}, token_ids=ids, tokens_per_word=1.7
+    )
+    show = await play("over-capacity", OneLength(), learned, left=0.0)
+    silent = [a for a in show.record.answers if a.how == "silent"]
+    assert silent
+    assert isinstance(silent[0].ask.prompt, tuple) == ids
+
+
+async def test_what_waited_for_room_is_asked_again_also_where_the_time_ends_meanwhile() -> None:
+    target, record, plant = sim.Waited(), Recorder(), Plant(1)
+    stage = Stage(
+        "exhaustion", target, LEARNED, plant, record, sim.TINY, 1,
+        lambda: 100.0 if len(target.asked) <= 2 else -1.0,
+    )  # fmt: skip
+    await SCENARIOS["exhaustion"].play(stage)
+    assert sim.judged(record, plant).differential
+    fill = {ask.prompt for ask in target.asked if ask.max_tokens > 24}  # no other request asks for as much
+    assert len(fill) == 2 * sim.TINY.requests
+
+
 def test_a_limit_that_is_only_claimed_is_tested_too() -> None:
     learned = msgspec.structs.replace(
         LEARNED, edges={"chat": Edge(500, None)}, claimed=1000, endpoints=("chat",)

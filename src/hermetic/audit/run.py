@@ -186,6 +186,7 @@ class _Run:
         self._failed: list[str] = []  # scenarios that ended by a fault of the audit's own
         self._playing: Played | None = None
         self._task: asyncio.Future[None] | None = None
+        self._limit = asyncio.Timeout(None)  # of the scenario that is played
 
     def left(self) -> float:
         return self.budget - (time.monotonic() - self.began)
@@ -277,7 +278,7 @@ class _Run:
         played.state, played.reason = "cut short", "interrupted"
         self._task = asyncio.ensure_future(scenario.play(stage))
         try:
-            async with asyncio.timeout(max(share, 0.0) + GRACE + bound):
+            async with asyncio.timeout(max(share, 0.0) + GRACE + bound) as self._limit:
                 fault = await _outcome(self._task)
             if fault is not None:
                 self._failed.append(played.name)
@@ -299,7 +300,19 @@ class _Run:
         finally:
             played.seconds += time.monotonic() - began
 
+    def _goes_on(self) -> None:
+        """An answer has come: while they do a scenario is not cut short, unless --budget says how much there is."""
+        assert self.learned is not None
+        until = self._limit.when()
+        if self.options.budget is not None or until is None or self._limit.expired():
+            return
+        left = SLOWER * BUDGETS[self.options.profile] - (time.monotonic() - self.began)
+        self._limit.reschedule(
+            max(until, asyncio.get_running_loop().time() + min(GRACE + self.learned.bound, left))
+        )
+
     def _answered(self, scenario: str, answer: Answer) -> None:
+        self._goes_on()
         played, report = self._playing, self.report
         report.requests += 1
         if played is not None:

@@ -143,10 +143,10 @@ class Stage:
         """Silence, if there is time for it."""
         await asyncio.sleep(min(seconds, max(0.0, self._left())))
 
-    async def rounds(self, at_most: int | None = None) -> AsyncIterator[int]:
-        """0, 1, 2, ... up to the size's number of rounds, while there is time left. The first always runs."""
+    async def rounds(self, at_most: int | None = None, least: int = 1) -> AsyncIterator[int]:
+        """0, 1, 2, ... up to the size's number of rounds, while there is time left. The first `least` always run."""
         for number in range(self.size.rounds if at_most is None else at_most):
-            if number and self._left() <= 0:
+            if number >= least and self._left() <= 0:
                 return
             yield number
 

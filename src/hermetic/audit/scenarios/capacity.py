@@ -17,6 +17,7 @@ from hermetic.audit.scenarios.asking import (
     NORMAL,
     SHORT,
     TURNS,
+    Ruler,
     affordable,
     again_and_again,
     all_endpoints,
@@ -46,6 +47,7 @@ AT_LEAST = 256  # tokens of the one long prompt that is sent even where there is
 AGAIN = 3  # requests of a full pool that began last, and that ended last, and are asked once more in quiet
 SURE = 1.3  # words for each token of the limit: a word of ours is at least one token
 PACED = 8  # the part of what is accepted that, by the time it takes, judges the times of all steps of LADDER (evidence/semantics.py)
+ABOUT = 0.8  # of the wanted length that a text has, before it is measured and filled up to the token
 LADDER = (
     0.5,
     0.7,
@@ -193,7 +195,7 @@ async def _edges(stage: Stage) -> None:
             if stage.left() <= 0 or not affordable(stage, tokens):
                 stage.note("not every length at the edge could be tried in the time there was")
                 break
-            answer = await stage.ask(_at_the_edge(stage, endpoint, tokens))
+            answer = await stage.ask(await _at_the_edge(stage, endpoint, tokens))
             if endpoint in id_endpoints(stage):
                 stage.must_serve(
                     answer, f"{tokens} token ids to /{endpoint}, which has taken {edge.accepted}"
@@ -209,30 +211,36 @@ async def _silences(stage: Stage) -> None:
     """What got neither an answer nor an error while the edges were learned, once more and with all the time there is for any request. It comes
     last: whoever sends it may be the last to be served. The first is asked also where there is no time left."""
     edges = stage.learned.edges
-    silent = [(e, n) for e in all_endpoints(stage) if e in edges for n in edges[e].silent]
+    exact = id_endpoints(stage)  # first: there is no doubt about how long their prompts are
+    endpoints = sorted(all_endpoints(stage), key=lambda endpoint: endpoint not in exact)
+    silent = [(e, n) for e in endpoints if e in edges for n in edges[e].silent]
     for at, (endpoint, tokens) in enumerate(silent):
         if at and stage.left() <= 0:
             stage.note(
                 f"{len(silent) - at} more lengths that got neither an answer nor an error were not tried once more"
             )
             return
-        await stage.ask(_at_the_edge(stage, endpoint, tokens))
+        await stage.ask(await _at_the_edge(stage, endpoint, tokens))
         if not await still_serves(
             stage, f"right after a prompt of {tokens} tokens, at the edge of what fits"
         ):
             return
 
 
-def _at_the_edge(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
-    """As many ids, or a text of about as many tokens; one token of answer, as when the edge was learned."""
+async def _at_the_edge(stage: Stage, endpoint: Endpoint, tokens: int) -> Ask:
+    """As many ids, or a text of as many tokens by the server's own count; one token of answer, as when the edge was learned."""
     tenant = stage.tenant()
-    prompt: str | tuple[int, ...]
+    within = stage.learned.bound + 2 * prefill_seconds(stage, tokens)
     if endpoint in id_endpoints(stage):
         prompt = ids(stage.random, tokens)
-    else:
-        prompt = tenant.copy_task(words_for(stage, tokens))
-    ask = asks(stage, tenant, prompt, endpoint=endpoint, max_tokens=1)
-    return changed(ask, within=stage.learned.bound + 2 * prefill_seconds(stage, tokens))
+        return asks(stage, tenant, prompt, endpoint=endpoint, max_tokens=1, within=within)
+    text = tenant.copy_task(words_for(stage, ABOUT * tokens))
+    ask = asks(stage, tenant, text, endpoint=endpoint, max_tokens=1, within=within)
+    ruler = Ruler(stage)
+    measured = await ruler.measure(ask)
+    if measured is None or measured > tokens:  # it does not count, or too many
+        return changed(ask, prompt=tenant.copy_task(words_for(stage, tokens)))
+    return ruler.to(ask, measured, tokens)
 
 
 # ------------------------------------------------------------------------------------ up to what is accepted
@@ -368,11 +376,12 @@ async def exhaustion(stage: Stage) -> None:
     ]
     alone = await quiet(stage, known)
     waited: list[Answer] = []
-    async for number in stage.rounds():
-        tokens = _tokens_each(stage, endpoint, number)
-        many = max(
-            2, min(stage.size.requests, int(stage.left() / 3 / max(prefill_seconds(stage, tokens), 0.1)))
-        )
+    tokens = many = 0
+    async for number in stage.rounds(least=2):  # what waited in the first is asked again after the second
+        if number == 0 or stage.left() > 0:
+            tokens = _tokens_each(stage, endpoint, number)
+            at_once = int(stage.left() / 3 / max(prefill_seconds(stage, tokens), 0.1))
+            many = max(2, min(stage.size.requests, at_once))
         wave = [
             copy(stage, stage.tenant(), tokens=tokens, endpoint=endpoint, max_tokens=2 * NORMAL)
             if at % 2
@@ -405,8 +414,8 @@ def _longest(came: Sequence[Answer]) -> list[Answer]:
 
 async def _once_more(stage: Stage, waited: Sequence[Answer]) -> None:
     """The same in quiet, when the pool has been full of others since: what was wrong then is not in a cache any more."""
-    for answer in waited:
-        if stage.left() <= 0:
+    for at, answer in enumerate(waited):
+        if at >= AGAIN and stage.left() <= 0:
             stage.note("not all that waited for room were asked once more in the time there was")
             return
         again = await stage.alone(answer.ask)
