@@ -183,6 +183,8 @@ def _local(source: Source) -> Iterator[tuple[Reading, str]]:
     yield missed, ""
     useful = False
     for file in files:
+        if systemd.is_read_with_its_unit(file):
+            continue
         reading = _file(file)
         useful = useful or bool(reading.sheets or reading.proxies)
         if not (reading.sheets or reading.proxies or reading.damaged):
@@ -366,6 +368,9 @@ def _likely_node(nodes: Sequence[_Entry], entry: _Entry) -> _Entry | None:
     beside = [node for node in nodes if entry.stem and node.stem == entry.stem]
     if len(beside) == 1:
         return beside[0]
+    called = [node for node in nodes if entry.sheet.name and node.sheet.name == entry.sheet.name]
+    if len(called) == 1:
+        return called[0]
     alike = [node for node in nodes if _agree(node.sheet, entry.sheet)]
     return alike[0] if len(alike) == 1 else None
 

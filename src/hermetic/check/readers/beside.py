@@ -25,16 +25,19 @@ def beside(source: str) -> Files:
     return find
 
 
-def matching(source: str, pattern: str) -> list[tuple[str, str]]:
-    """(name, text) of the files that a pattern like conf.d/*.conf stands for, in the order of their names."""
+def matching(source: str, pattern: str) -> list[tuple[str, str | None]]:
+    """(name, text) of the files that a pattern like conf.d/*.conf stands for, in the order of their names; None for what cannot be read."""
     for place in _places(_folder(source), pattern):
         try:
-            found = sorted(place.parent.glob(place.name))[:MOST_FILES]
+            found = sorted(place.parent.glob(place.name))
         except (OSError, ValueError):
             continue
-        texts = [(str(file), text) for file in found if (text := _text(file)) is not None]
-        if texts:
-            return texts
+        if found:
+            return [
+                (str(file), _text(file) if at < MOST_FILES else None)
+                for at, file in enumerate(found)
+                if not file.is_dir()
+            ]
     return []
 
 

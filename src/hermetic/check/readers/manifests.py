@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hermetic.check import facts
 from hermetic.check.deployment import Proxy
 from hermetic.check.facts import Sheet
-from hermetic.check.readers import flags, hidden, shell
+from hermetic.check.readers import flags, hidden, overlays, shell
 from hermetic.check.readers.beside import Files, beside
 from hermetic.check.readers.proxies import nginx_settings, retries_of_nginx, seconds_of_nginx
 from hermetic.check.readers.reading import Reading
@@ -51,6 +51,8 @@ def looks_like(name: str, text: str) -> bool:
         return True
     if not _YAML_LINE.match(first):
         return False
+    if overlays.is_kustomization(name):
+        return True
     inner = _COMPOSE_INNER.search(text) or _COMPOSE_FLOW.search(text)
     compose = _COMPOSE_TOP.search(text) is not None and inner is not None
     return compose or (_KUBERNETES.search(text) is not None and _KIND.search(text) is not None) or _json(text)
@@ -82,6 +84,8 @@ def read(source: str, text: str) -> Reading:
     except NotYaml as error:
         return reading.failed(source, str(error), damaged=True)
     files = beside(source)
+    for why in filter(None, (overlays.changed_by_kustomize(source, one) for one in found)):
+        reading.failed(source, why, damaged=True)
     resources = [resource for document in found for resource in _resources(document)]
     for document in found:
         if (
@@ -132,9 +136,21 @@ def _compose(reading: Reading, source: str, document: Mapping[str, Node], files:
     outer = _lines(files(".env") or "")
     if document.get("include") is not None:
         reading.failed(source, "include: the files that it names are not read", part=True)
+    try:
+        other, changed = overlays.overridden(source, files)
+    except NotYaml as error:
+        reading.failed(source, str(error), damaged=True)
+        return
     for name, one in mapping(document["services"]).items():
         service = mapping(one)
         place = f"{source}, service {name}"
+        if name in changed and overlays.of_an_engine(service, changed[name]):
+            reading.failed(
+                place,
+                f"is changed by {other}, so this is not what will run; give what `docker compose config` prints",
+                damaged=True,
+            )
+            continue
         if service.get("extends") is not None:
             reading.failed(place, "extends another service, which is not read", part=True)
         image = _interpolated(text_of(service.get("image")), outer)

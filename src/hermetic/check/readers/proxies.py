@@ -56,7 +56,8 @@ _HAPROXY_LINE = re.compile(
     re.MULTILINE,
 )
 _ENVOY = re.compile(
-    r'^[ \t]*["\']?(?:static_resources|dynamic_resources|staticResources)["\']?\s*:', re.MULTILINE
+    r'^[ \t]*["\']?(?:static_resources|dynamic_resources|staticResources|dynamicResources)["\']?\s*:',
+    re.MULTILINE,
 )
 _NGINX_BLOCK = re.compile(
     r"^[ \t]*(?:http|server|stream|events|location[ \t][^{};\n]{1,500}|upstream[ \t]+[^{};\s]{1,200})[ \t]*\{",
@@ -90,6 +91,7 @@ _INCLUDED = 200  # files at most
 _LUA = re.compile(r"""(?:--)?\[\[|--[^\n]*|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|[{}]""")
 _NO_PROXIES = ("upstream", "map", "geo", "split_clients", "types", "match")
 _HARMLESS_INCLUDES = ("mime.types", "fastcgi_params", "uwsgi_params", "scgi_params", "fastcgi.conf")
+_FAILED = frozenset({"500", "502", "503", "504"})
 _DUMPED = re.compile(r"^# configuration file (\S+):[ \t]*$", re.MULTILINE)
 _UNITS = {
     "ms": 0.001,
@@ -268,6 +270,16 @@ def _nginx(reading: Reading, source: str, text: str) -> None:
             _forget(proxy)
 
 
+def _hands_on(one: Directive) -> bool:
+    """Whether it is a location with a name, to which requests that failed elsewhere are handed on as they are, POST too."""
+    return (
+        one.name == "location"
+        and bool(one.arguments)
+        and one.arguments[-1].startswith("@")
+        and any(inner.name == "proxy_pass" for inner in one.block or ())
+    )
+
+
 def _forget(proxy: Proxy) -> None:
     """What a file says that breaks off may be said otherwise further on: a directive holds for its block wherever in it it stands. That POST is sent
     again can no longer be taken back."""
@@ -282,6 +294,7 @@ class _Nginx:
     dumped: Mapping[str, str]
     included: int = 0
     cut: bool = False  # some file of it ends too early
+    named: frozenset[str] = frozenset()  # locations like @other of the server in hand that hand requests on
 
     def parsed(self, file: str, text: str) -> list[Directive]:
         directives, fault = nginx_directives(text)
@@ -306,6 +319,10 @@ class _Nginx:
         for one, _ in spread:
             if one.block is None and one.name in _SETTINGS and one.arguments:
                 settings[one.name] = one.arguments
+        if own := [one.arguments for one, _ in spread if one.name == "error_page"]:
+            settings["error_page"] = [words[-1] for words in own if not _FAILED.isdisjoint(words[:-1])]
+        if path[-1:] == ("server",):
+            self.named = frozenset(one.arguments[-1] for one, _ in spread if _hands_on(one))
         for one, where in spread:
             if one.block is not None:
                 if one.name not in _NO_PROXIES:
@@ -334,10 +351,16 @@ class _Nginx:
                 self.reading.failed(file, f"include {one.arguments[0]} is not read: {why}", part=True)
                 whole = False
             for name, text in found:
+                if text is None:
+                    self.reading.failed(
+                        file, f"include {name} is not read: it cannot be, or is too large", part=True
+                    )
+                    whole = False
+                    continue
                 whole = self._spread(self.parsed(name, text), name, into, depth + 1) and whole
         return whole
 
-    def _included(self, pattern: str) -> list[tuple[str, str]]:
+    def _included(self, pattern: str) -> Sequence[tuple[str, str | None]]:
         if not self.dumped:
             return matching(self.source, pattern)
         wanted = pattern if pattern.startswith("/") else f"*/{pattern}"
@@ -365,6 +388,8 @@ class _Nginx:
             proxy.retries_post = False  # what is tried again is the connection, before a byte was sent
         else:
             self._post(proxy, settings, whole)
+            others = self.named & {*settings.get("error_page", ())} - {path[-1].removeprefix("location ")}
+            proxy.retries_post = bool(others) or proxy.retries_post
         self.reading.proxies.append(proxy)
 
     def _post(self, proxy: Proxy, settings: Mapping[str, list[str]], whole: bool) -> None:
@@ -387,6 +412,7 @@ _STREAM_IDLE = 300.0
 _TCP_IDLE = 3600.0
 # Conditions under which nothing of the request has been worked on; any other sends a POST again.
 _HARMLESS = frozenset({"connect-failure", "refused-stream", "reset-before-request", "envoy-ratelimited"})
+_CAMEL = re.compile(r"[a-z]+(?:[A-Z][a-z0-9]*)+")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
 
 
@@ -396,28 +422,40 @@ def _envoy(reading: Reading, source: str, text: str) -> None:
     except NotYaml as error:
         reading.failed(source, str(error), damaged=True)
         return
-    for document in found:
-        resources = under(document, "static_resources") or under(document, "staticResources")
+    for document in map(_snake, found):
+        resources = under(document, "static_resources")
         for listener in sequence(under(resources, "listeners")):
             name = text_of(mapping(listener).get("name")) or "listener"
             for chain in _chains(listener):
                 for one in sequence(under(chain, "filters")):
                     _filter(reading, f"{source}, {name}", mapping(one))
-        dynamic = under(document, "dynamic_resources") or under(document, "dynamicResources")
+        dynamic = under(document, "dynamic_resources")
         for kind in ("lds_config", "ads_config"):
             if under(dynamic, kind) is not None:
                 reading.failed(source, f"listeners and routes that come by {kind} are not read", part=True)
                 break
 
 
+def _snake(node: Node) -> Node:
+    """With the keys as the documentation spells them: Envoy takes retryPolicy for retry_policy as well."""
+    if isinstance(node, dict):
+        return {
+            re.sub("[A-Z]", lambda sign: f"_{sign[0].lower()}", key)
+            if _CAMEL.fullmatch(key)
+            else key: _snake(inner)
+            for key, inner in node.items()
+        }
+    return [_snake(inner) for inner in node] if isinstance(node, list) else node
+
+
 def _chains(listener: Node) -> list[Node]:
-    chains = sequence(under(listener, "filter_chains")) or sequence(under(listener, "filterChains"))
+    chains = sequence(under(listener, "filter_chains"))
     default = under(listener, "default_filter_chain")
     return chains + ([default] if default is not None else [])
 
 
 def _filter(reading: Reading, where: str, one: Mapping[str, Node]) -> None:
-    config = mapping(one.get("typed_config") or one.get("typedConfig") or one.get("config"))
+    config = mapping(one.get("typed_config") or one.get("config"))
     kind = text_of(config.get("@type")) + text_of(one.get("name"))
     if "http_connection_manager" in kind or "HttpConnectionManager" in kind:
         if config.get("rds") is not None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from hermetic.check.readers import flags
-from hermetic.check.readers.beside import Files, beside
+from hermetic.check.readers.beside import Files, beside, matching
 from hermetic.check.readers.quoting import quoted_words
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import UNKNOWN
@@ -54,9 +54,12 @@ def read(source: str, text: str) -> Reading:
     reading = Reading()
     if len(text) > MOST:
         return reading.failed(source, f"has more than {MOST:,} characters, so it is no unit")
-    unit = _unit(source, text)
+    dropped, unread = _drop_ins(source)
+    unit = _unit(source, "\n".join([text, *dropped]))
     files = beside(source)
     variables, missing = _variables(unit, files)
+    for what in unread:
+        reading.failed(source, what, damaged=True)
     runs = [
         run
         for start in unit.starts
@@ -74,6 +77,40 @@ def read(source: str, text: str) -> Reading:
     ):
         reading.failed(source, "starts no engine or router that is known here")
     return reading
+
+
+def _drop_ins(source: str) -> tuple[list[str], list[str]]:
+    """The texts of the unit's drop-ins beside it, and what is said of those that cannot be read: a unit that they change is not what runs."""
+    path = PurePosixPath(source.replace("\\", "/"))
+    names = [path.name] if path.suffix == ".service" else []
+    if names and "@" in path.stem:  # of all instances of a template as well
+        names.append(f"{path.stem.partition('@')[0]}@.service")
+    found = sorted(
+        {
+            name: text for one in dict.fromkeys(names) for name, text in matching(source, f"{one}.d/*.conf")
+        }.items(),
+        key=lambda one: PurePosixPath(one[0]).name,
+    )
+    missing = [
+        f"its drop-in {name} cannot be read, or is too large, so what runs is not known"
+        for name, text in found
+        if text is None
+    ]
+    return [text for _, text in found if text is not None], missing
+
+
+def is_read_with_its_unit(path: Path) -> bool:
+    """Whether this is a drop-in of a unit that stands beside its folder."""
+    folder = path.parent
+    if path.suffix != ".conf" or not folder.name.endswith(".service.d"):
+        return False
+    unit = folder.name.removesuffix(".d")
+    units = (
+        folder.parent.glob(f"{unit.partition('@')[0]}@*.service")
+        if unit.endswith("@.service")
+        else [folder.parent / unit]
+    )
+    return any(one.is_file() for one in units)
 
 
 def _unit(source: str, text: str) -> _Unit:
@@ -188,4 +225,4 @@ def _split(text: str) -> list[str]:
     return quoted_words(text, escapes=_ESCAPES)
 
 
-__all__ = ["looks_like", "read"]
+__all__ = ["is_read_with_its_unit", "looks_like", "read"]
