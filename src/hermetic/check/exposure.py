@@ -26,13 +26,13 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 
 from hermetic.check.exposure_fields import KINDS, Found, Plans, in_time, number, tokens
+from hermetic.check.exposure_lines import LONGEST_LINE, lines
 from hermetic.check.exposure_times import Bucket, TimeLine
 from hermetic.options import OptionError
 
 Sign = Literal["over the pool and answered", "faster than it can be read", "halves disagree"]
 SIGNS: tuple[Sign, ...] = ("over the pool and answered", "faster than it can be read", "halves disagree")
 NO_JSON = "is no JSON object"
-LONGEST_LINE = 1024**2  # bytes
 MOST_IDS = 1_000_000
 LONGEST_ID = 256  # characters: clients may choose it
 MOST_FIELDS = 30  # names of a line's fields that are told
@@ -108,7 +108,7 @@ def read(paths: Sequence[Path], options: ExposureOptions) -> Exposure:
         name = "standard input" if str(path) == "-" else os.fsencode(path).decode("utf-8", "backslashreplace")
         try:
             with _open(path) as stream:
-                for at, line in _lines(stream):
+                for at, line in lines(stream):
                     judge.line(line, name, at)
         except (OSError, EOFError, zlib.error) as error:
             judge.found.unread.append(f"{name}: {getattr(error, 'strerror', None) or error}")
@@ -264,19 +264,6 @@ def _open(path: Path) -> Any:
     if stream.peek(2)[:2] == b"\x1f\x8b":
         return io.BufferedReader(gzip.open(stream), _BUFFER)
     return nullcontext(stream) if str(path) == "-" else stream
-
-
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered from 1; None for one that is too long."""
-    at = 0
-    while line := stream.readline(LONGEST_LINE):
-        at += 1
-        if line.endswith(b"\n") or len(line) < LONGEST_LINE:
-            yield at, line
-            continue
-        while (rest := stream.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
-            pass
-        yield at, None
 
 
 def _object(line: bytes | None) -> dict[str, Any] | None:

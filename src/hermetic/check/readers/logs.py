@@ -65,7 +65,7 @@ def lines(stream: BinaryIO, words: Sequence[bytes] = ()) -> Iterator[Line]:
             yield from _with_words(first, block, words, whole)
             continue
         for number, text in enumerate(block.removesuffix(b"\n").split(b"\n"), first):
-            joined = _unwrapped(_plain(text), waiting)
+            joined = unwrapped(_plain(text), waiting)
             if joined is not None and (not words or any(word in joined for word in words)):
                 yield _line(number, joined, whole, [word for word in words if word in joined])
 
@@ -154,7 +154,7 @@ class _Again:
 # ------------------------------------------------------------------------------------ wrappers
 
 
-def _unwrapped(text: bytes, waiting: dict[bytes, bytes]) -> bytes | None:
+def unwrapped(text: bytes, waiting: dict[bytes, bytes]) -> bytes | None:
     """The line inside a line of Docker's or Kubernetes' own file. None for a part that goes on in the next one."""
     if text.startswith(_DOCKER):
         (text, part), key = _docker(text), _DOCKER
@@ -176,9 +176,9 @@ def _docker(text: bytes) -> tuple[bytes, bool]:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return text, False
     inner = value.get("log") if isinstance(value, dict) else None
-    if not isinstance(inner, str):
+    if not isinstance(inner, str) or value.get("stream", "stdout") not in ("stdout", "stderr"):
         return text, False
     return inner.rstrip("\r\n").encode("utf-8", "replace"), not inner.endswith("\n")
 
 
-__all__ = ["MOST_LINE", "Broken", "Line", "lines"]
+__all__ = ["MOST_LINE", "Broken", "Line", "lines", "unwrapped"]
