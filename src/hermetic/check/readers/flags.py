@@ -20,6 +20,7 @@ from hermetic.check.deployment import ALONE, BOTH, DECODE, PREFILL, Proxy
 from hermetic.check.facts import Fact, Sheet
 from hermetic.check.readers import defaults, hermetic_engine, prose, values
 from hermetic.check.readers.beside import Files, beside, nowhere
+from hermetic.check.readers.misspelt import misspelt
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import SECRET, UNKNOWN, commands
 from hermetic.check.readers.yaml_text import NotYaml, documents, mapping
@@ -780,10 +781,17 @@ def _note(
 def _environment(
     sheet: Sheet, kind: str, environment: Mapping[str, str], reading: Reading, place: str
 ) -> None:
-    for name, (fact, convert) in _VARIABLES.get(kind, {}).items():
+    known = _VARIABLES.get(kind, {})
+    for name, (fact, convert) in known.items():
         value = environment.get(name)
         if value is not None and UNKNOWN not in value:
             _note(sheet, fact, convert, value, name, reading, place)
+    for name, near in misspelt(environment, known):
+        reading.failed(
+            place,
+            f"the variable {name} is none that is known here, and engines pass over what they do not know: is {near} meant?",
+            part=True,
+        )
 
 
 def _unset(sheet: Sheet, run: Run, version: str) -> None:
