@@ -104,7 +104,8 @@ async def test_a_server_that_cannot_be_audited_ends_in_2_with_one_line_and_repor
 ):
     async with serving(ScriptedEndpoint(script)) as endpoint:
         ended = await hermetic("audit", endpoint.url, *files(tmp_path), "--quiet")
-    assert (ended.code, ended.out) == (2, "")
+    written = ", ".join(str(tmp_path / name) for name in ("a.report", "a.json", "a.junit"))
+    assert (ended.code, ended.out) == (2, f"written: {written}\n")
     (line,) = ended.err.splitlines()
     assert line.startswith("error: ")
     assert said in line
@@ -127,6 +128,26 @@ async def test_reports_are_written_as_well_where_nothing_could_be_asked(tmp_path
     played = json_file.read(tmp_path / "a.json").scenarios
     assert {one.state for one in played} == {"not run"}
     assert len(played) > 10
+
+
+@pytest.mark.parametrize(("status", "asked"), [(500, False), (502, True), (503, True), (504, True)])
+async def test_a_server_that_is_not_up_yet_is_told_from_one_that_is_broken(status: int, asked: bool):
+    async def answer(request: Request, wire: Wire) -> None:
+        await wire.json({"error": "loading model"}, status)
+
+    async with serving(ScriptedEndpoint(answer, models=None)) as endpoint:
+        ended = await hermetic("audit", endpoint.url)
+    assert f"answers with status {status}: " in ended.err
+    assert ("has it loaded its model?" in ended.err) == asked
+
+
+async def test_what_needs_a_second_key_is_told_before_minutes_go_into_learning(tmp_path: Path):
+    async with serving(ScriptedEndpoint(SmallEngine())) as endpoint:
+        ended = await hermetic("audit", endpoint.url, "--scenario", "keys", *files(tmp_path))
+    assert (ended.code, endpoint.posts) == (2, [])
+    (line,) = ended.err.splitlines()
+    assert "needs the key of a second customer: --second-key" in line
+    assert verdict(tmp_path) == "could not run"
 
 
 class Turning(terminal.Live):

@@ -186,6 +186,48 @@ def test_what_a_scenario_left_out_stands_beside_what_it_covered() -> None:
     assert "Nothing found" in Page(html.page(report)).text
 
 
+def test_scenarios_with_one_reason_are_told_in_one_line() -> None:
+    names = ("lengths", "identical", "soak")
+    late = [Played(name=name, says="", reason="no time left in the budget") for name in names]
+    told = f"{', '.join(names)}: not run: no time left in the budget"
+    report = clean(scenarios=[late[0], *clean().scenarios, *late[1:]])
+    report.scenarios[1].reason = "lengths above 4,096 take too long here"
+    for text in (Page(html.page(report)).text, shown(report)):
+        assert told in text
+        assert "mixing: left out here: lengths above 4,096 take too long here" in text
+    assert shown(report).count("no time left") == 1
+
+
+def test_kinds_of_evidence_that_compared_nothing_are_told() -> None:
+    report = clean()  # its one scenario has markers, semantics and differential
+    for text in (Page(html.page(report)).text, shown(report)):
+        for kind in ("contrast", "liveness", "timing"):
+            assert f"{kind}: nothing was compared (" in text
+        assert "marker: nothing was compared" not in text
+    never = clean(0, scenarios=[Played(name="soak", says="", reason="no time")])
+    assert "nothing was compared (" not in shown(never)
+
+
+def test_what_a_page_says_beside_is_not_called_uncovered() -> None:
+    text = html.page(clean(notes=["The server told requests to slow down 3 times"]))
+    uncovered, _, beside = text.partition("What else is to be known")
+    assert "What this does not cover" in uncovered
+    assert "slow down 3 times" in beside
+    assert "slow down" not in uncovered
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no time left", "No time left."),
+        ("http://127.0.0.1:8000 serves no model now; is it still loading?", "http://127.0.0.1:8000 serves no model now; is it still loading?"),
+        ("sglang-pd://a:1,b:2: no", "sglang-pd://a:1,b:2: no."),
+    ],
+)  # fmt: skip
+def test_a_sentence_begins_with_a_capital_letter_but_a_url_stays_as_it_is(text: str, said: str) -> None:
+    assert words.sentence(text) == said
+
+
 def test_an_audit_that_was_broken_off_is_not_nothing_found() -> None:
     report = clean(verdict="could not run", reason="interrupted", complete=False)
     for text in (Page(html.page(report)).text, shown(report)):

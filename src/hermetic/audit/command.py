@@ -100,13 +100,13 @@ def main(options: AuditOptions, outputs: Outputs) -> int:
 def _show(report: Report, written: list[str]) -> list[str]:
     """The summary on standard output, with the files that were written. What could not be shown, if anything; of an audit
     that played nothing, why."""
-    if not any(played.requests for played in report.scenarios):
-        return [words.line(report.reason, 1000)]
+    played = any(one.requests for one in report.scenarios)
     console = terminal.Sheet(highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # signs that this terminal does not have
     try:
-        terminal.summary(console, report)
+        if played:
+            terminal.summary(console, report)
         if written:
             files = Text(f"written: {words.line(', '.join(written), 1000)}", style="dim")
             console.print(files, soft_wrap=True)
@@ -114,7 +114,7 @@ def _show(report: Report, written: list[str]) -> list[str]:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails once more when it flushes at its end
         return [f"the summary cannot be shown: {error.strerror}"]
-    return []
+    return [] if played else [words.line(report.reason, 1000)]
 
 
 def code(report: Report) -> int:

@@ -29,6 +29,7 @@ from hermetic.audit.markers import Plant
 from hermetic.audit.openings import learn
 from hermetic.audit.result import Played, Report, Sample
 from hermetic.audit.scenarios import Scenario, chosen
+from hermetic.audit.scenarios.registry import SALTED
 from hermetic.audit.signatures import known
 from hermetic.audit.stage import SIZES, Stage
 from hermetic.audit.target import Target, TargetError, TargetOptions, open_target
@@ -55,6 +56,8 @@ GRACE = 30.0  # seconds that a scenario may take longer than its share, before i
 GONE = 8  # requests in a row without a connection after which the server is taken for dead
 INTERRUPTED = "interrupted"  # the reason in a report that a signal ended
 SAMPLES = 20_000  # points kept for the charts
+# A server on which nothing is missing: what cannot be played there is for want of an option.
+ABLE = Learned(model="", engine=SALTED[0])
 
 
 class Progress(Protocol):
@@ -198,18 +201,21 @@ class _Run:
 
     async def play(self, target: Target) -> None:
         report = self.report
+        wanted, keys = (self.options.scenarios, self.options.profile), self.options.target.keys
+        _some([reason for _, reason in chosen(*wanted, ABLE, keys)])  # before minutes go into learning
         learning = replace(self.options.target, learning=min(LEARNING * self.budget, MOST_LEARNING))
         learned = await learn(target, learning, self.progress.learning)
         if self.options.budget is None:
             self.budget *= min(SLOWER, max(1.0, learned.first / QUICK_SERVER))
         report.model, report.limits = learned.model, msgspec.to_builtins(learned)
         report.noise = msgspec.to_builtins(learned.noise)
-        todo = chosen(self.options.scenarios, self.options.profile, learned, self.options.target.keys)
+        todo = chosen(*wanted, learned, keys)
+        _some([reason for _, reason in todo])
         report.scenarios = [
             Played(name=one.name, says=one.says, reason=reason or "not reached") for one, reason in todo
         ]
         able = [(one, p) for (one, reason), p in zip(todo, report.scenarios, strict=True) if not reason]
-        self._enough(learned, [one for one, _ in able])
+        self._enough(learned)
         plant = Plant(self.options.seed)
         self.evidence, self.learned = Evidence(learned, plant), learned
         try:
@@ -252,10 +258,7 @@ class _Run:
             needed = (time.monotonic() - self.began) + scenarios * _turn(self.learned)
             self.budget = max(self.budget, min(needed, SLOWER * BUDGETS[self.options.profile]))
 
-    def _enough(self, learned: Learned, able: list[Scenario]) -> None:
-        if not able:
-            reasons = "; ".join(sorted({p.reason for p in self.report.scenarios})) or "none was chosen"
-            raise TargetError(f"no scenario can be played here: {reasons}")
+    def _enough(self, learned: Learned) -> None:
         needed = (time.monotonic() - self.began) + _turn(learned)
         if self.budget < needed:
             raise TargetError(
@@ -419,6 +422,13 @@ def _open(scenarios: Sequence[Played]) -> list[str]:
         for played in scenarios
         if played.state == "cut short" or (played.state == "done" and not played.compared())
     ]
+
+
+def _some(reasons: Sequence[str]) -> None:
+    """Raises TargetError if each of the scenarios has a reason why it cannot be played."""
+    if all(reasons):
+        told = "; ".join(sorted(set(reasons))) or "none was chosen"
+        raise TargetError(f"no scenario can be played here: {told}")
 
 
 def _turn(learned: Learned) -> float:

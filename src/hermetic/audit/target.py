@@ -229,7 +229,7 @@ class Target:
                 )
             if page.status not in (404, 405, 501):
                 raise TargetError(
-                    f"{base}/models answers with status {page.status}: {_glimpse(page)}{self._between(server)}"
+                    f"{base}/models answers with status {page.status}: {_glimpse(page)}{_later(page)}{self._between(server)}"
                 )
         if self.model:
             return None, bases[0]
@@ -619,6 +619,12 @@ def _entries(page: Page, server: str) -> list[dict[str, Any]]:
 def _glimpse(page: Page) -> str:
     text = " ".join(page.body[:400].decode(errors="replace").split())
     return repr(text[:100] + ("..." if len(text) > 100 else "")) if text else "nothing"
+
+
+def _later(page: Page) -> str:
+    """What to look at where a server, or what stands before it, says that it cannot serve now."""
+    later = page.status in (502, 503, 504)
+    return "; is the server behind this URL up, and has it loaded its model?" if later else ""
 
 
 def _retry_after(value: str | None) -> float | None:

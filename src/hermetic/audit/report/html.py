@@ -281,13 +281,15 @@ def _charts(report: Report) -> str:
 
 
 def _notes(report: Report) -> str:
+    missing = [f"{names}: {told}" for told, names in words.gaps(report)]
+    missing += words.blind(report) + words.lost(report)
     notes = [words.line(note, 600) for note in report.notes]
-    for evidence in EVIDENCE if report.compared() else ():
-        if not words.total(report, evidence).comparisons:
-            notes.append(f"{evidence}: nothing was compared ({words.EVIDENCE_SAYS[evidence]}).")
-    notes += words.lost(report)
-    items = "".join(f"<li>{_t(note)}</li>" for note in notes)
-    return f"<section><h2>What this does not cover</h2><ul>{items}</ul></section>" if items else ""
+    return _list("What this does not cover", missing) + _list("What else is to be known", notes)
+
+
+def _list(title: str, told: Sequence[str]) -> str:
+    items = "".join(f"<li>{_t(one)}</li>" for one in told)
+    return f"<section><h2>{title}</h2><ul>{items}</ul></section>" if items else ""
 
 
 def _learned(report: Report) -> str:

@@ -159,13 +159,8 @@ def summary(console: Console, report: Report) -> None:
     console.print(Text.assemble(("audit of ", "dim"), about), soft_wrap=True)
     console.print()
     console.print(_table(report, console.width))
-    for played in report.scenarios:
-        if words.standing(played):
-            console.print(Text(f"{words.visible(played.name)}: {words.standing(played)}", style="yellow"))
-        if words.left_out(played):
-            console.print(
-                Text(f"{words.visible(played.name)}: left out here: {words.left_out(played)}", style="dim")
-            )
+    for told, names in words.gaps(report):
+        console.print(Text(f"{names}: {told}", style="dim" if told.startswith("left out") else "yellow"))
     for number, finding in enumerate(report.findings[:SHOWN], 1):
         console.print()
         _finding(console, number, finding)
@@ -181,7 +176,7 @@ def summary(console: Console, report: Report) -> None:
     for told in (words.reason(report), *words.lost(report), words.bound_sentence(report)):
         if told:
             console.print(Text(told))
-    for note in report.notes:
+    for note in [*words.blind(report), *report.notes]:
         console.print(Text(words.line(note, 600), style="dim"))
 
 

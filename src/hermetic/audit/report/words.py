@@ -7,16 +7,18 @@ sign; escaping for HTML, XML or markup is the caller's, and comes after.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hermetic.audit.exchange import Answer, Ask
-from hermetic.audit.result import Coverage, Evidence, Finding, Highlight, Played, Report
+from hermetic.audit.result import EVIDENCE, Coverage, Evidence, Finding, Highlight, Played, Report
 
 HEAD, AROUND, TAIL = 1200, 160, 240  # characters kept of a long text: its start, around each mark, its end
 MARKS = 40  # marked pieces shown of one text at most
+_URL = re.compile(r"[a-z][a-z-]*://")
 _JOINERS = "\u200c\u200d"  # part of ordinary text: emoji, Persian, Indic scripts
 
 EVIDENCE_SAYS: Mapping[Evidence, str] = {
@@ -218,9 +220,9 @@ def reason(report: Report) -> str:
 
 
 def sentence(text: str, most: int = 600) -> str:
-    """On one line, as `line`, with a capital letter and a full stop."""
+    """On one line, as `line`, with a capital letter (but not a URL) and a full stop."""
     text = line(text, most)
-    text = text[:1].upper() + text[1:]
+    text = text if _URL.match(text) else text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
@@ -244,6 +246,29 @@ def standing(played: Played) -> str:
 def left_out(played: Played) -> str:
     """What a scenario that was played to its end says it could not do here; empty if nothing."""
     return line(played.reason, 400) if played.state == "done" else ""
+
+
+def gaps(report: Report) -> list[tuple[str, str]]:
+    """What was not played, and what was left out of what was, each with the names of its scenarios: ('not run: no time
+    left in the budget', 'mixing, lengths'). In the order of the table, what was not played first."""
+    names: dict[str, list[str]] = {}
+    left = [
+        (played, f"left out here: {left_out(played)}" if left_out(played) else "")
+        for played in report.scenarios
+    ]
+    for played, told in [*((played, standing(played)) for played in report.scenarios), *left]:
+        if told:
+            names.setdefault(told, []).append(line(played.name, 80))
+    return [(told, ", ".join(some)) for told, some in names.items()]
+
+
+def blind(report: Report) -> list[str]:
+    """The kinds of evidence by which nothing was compared, a sentence for each; none where nothing was compared at all."""
+    return [
+        f"{kind}: nothing was compared ({EVIDENCE_SAYS[kind]})."
+        for kind in (EVIDENCE if report.compared() else ())
+        if not total(report, kind).comparisons
+    ]
 
 
 def asked(ask: Ask) -> str:
@@ -330,10 +355,12 @@ __all__ = [
     "EVIDENCE_SAYS",
     "Piece",
     "asked",
+    "blind",
     "bound_sentence",
     "chance",
     "count",
     "facts",
+    "gaps",
     "headline",
     "how",
     "in_request",
