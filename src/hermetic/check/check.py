@@ -61,6 +61,7 @@ def run(options: CheckOptions) -> Report:
     return Report(
         started=began,
         sources=[source.shown for source in named],
+        files=collected.files,
         nodes=[_told(node) for node in collected.nodes],
         verdicts=ordered,
         unread=collected.unread,

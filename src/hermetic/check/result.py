@@ -51,11 +51,12 @@ class Unread(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """`verdicts`: findings first, the gravest first; then unknowns; then the others."""
+    """`files`: those of which something was taken. `verdicts`: findings first, the gravest first; then unknowns; then the others."""
 
     version: int = 1
     started: str = ""  # ISO 8601, UTC
     sources: list[str] = []
+    files: list[str] = []
     nodes: list[Told] = []
     verdicts: list[Verdict] = []
     unread: list[Unread] = []

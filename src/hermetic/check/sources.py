@@ -70,11 +70,12 @@ class Source:
 
 @dataclass
 class Collected:
-    """What all sources say, by node."""
+    """What all sources say, by node. `files`: those of which something was taken."""
 
     nodes: list[Sheet] = field(default_factory=list)
     proxies: list[Proxy] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -158,6 +159,7 @@ def collect(sources: Sequence[Source], options: FetchOptions) -> Collected:
             number = next(numbers)
             collected.proxies += reading.proxies
             collected.unread += reading.unread
+            collected.files += [reading.file] if reading.file and (reading.sheets or reading.proxies) else []
             name = source.name if len(reading.sheets) == 1 else ""  # several nodes cannot all have it
             entries += [_Entry(sheet, name, stem, {number}) for sheet in reading.sheets]
     collected.nodes = merge(entries)
@@ -199,7 +201,9 @@ def _file(path: Path) -> Reading:
     name = printable(str(path))
     try:
         with path.open("rb") as stream:
-            return _stream(name, stream)
+            reading = _stream(name, stream)
+            reading.file = name
+            return reading
     except OSError as error:
         return Reading().failed(name, f"cannot be read: {error.strerror}", damaged=True)
 

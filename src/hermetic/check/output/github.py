@@ -25,7 +25,8 @@ def dump(report: Report, strict: bool = False) -> str:
 
 
 def _annotation(level: str, verdict: Verdict, text: str, report: Report) -> str:
-    title = f"{verdict.code} {words.title(verdict.code)}"
+    unknown = "unknown: " if verdict.state == "unknown" else ""
+    title = f"{verdict.code} {unknown}{words.title(verdict.code)}"
     places = [found for where in verdict.where if (found := words.place(where, report)) is not None]
     name, line = min(
         places, key=lambda one: one[1] is None, default=("", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hermetic.check.result import Report, Verdict
 from hermetic.check.rules import RULES
@@ -42,15 +43,21 @@ def headline(report: Report, strict: bool) -> str:
 
 
 def place(where: str, report: Report) -> tuple[str, int | None] | None:
-    """The file of the report's sources that a fact stands in ("prefill.log, line 7", "info.json, page_size"), and the line if it is said. None for
-    what is no file."""
+    """The file of the report's sources that a fact stands in ("prefill.log, line 7", "compose.yml, service prefill"), and the line if it is said. None
+    for what is no file."""
     sources = [source for node in report.nodes for source in node.sources] + report.sources
-    found = [one for one in sources if where == one or where.startswith((f"{one}, ", f"{one}: "))]
-    source = max(found, key=len, default="")
+    # a place in a file (a service of a compose file) is a source of its own, so the files themselves come first
+    source = _longest(where, report.files) or _longest(where, sources)
     if not source or source.startswith(("http://", "https://")):
         return None
     line = _LINE.match(where.removeprefix(source))
     return source, int(line[1]) if line is not None and int(line[1]) > 0 else None
+
+
+def _longest(where: str, sources: Sequence[str]) -> str:
+    """The source that a place begins with."""
+    found = [one for one in sources if where == one or where.startswith((f"{one}, ", f"{one}: "))]
+    return max(found, key=len, default="")
 
 
 def counted(number: int, one: str) -> str:
