@@ -464,7 +464,9 @@ def audit(
             help="Another customer's key, to test between the two.", envvar="HERMETIC_AUDIT_SECOND_KEY"
         ),
     ] = None,
-    profile: Annotated[str, typer.Option(help="quick, standard or soak.")] = "quick",
+    profile: Annotated[
+        str, typer.Option(help="quick (minutes), standard (some 20 minutes) or soak (hours).")
+    ] = "quick",
     scenario: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this one; repeat. A name that is none lists them all."),

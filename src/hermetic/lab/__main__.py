@@ -10,9 +10,18 @@ import functools
 import sys
 from unittest import mock
 
-from hermetic import cli, serve
-from hermetic.lab.process import COMMAND, make
-from hermetic.worker import process
+try:
+    from hermetic import cli, serve
+    from hermetic.lab.process import COMMAND, make
+    from hermetic.worker import process
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("hermetic"):
+        raise
+    print(
+        f"error: the lab needs {error.name}, which is not installed: pip install 'hermetic[serve]'",
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from None
 
 
 def main() -> None:
