@@ -699,6 +699,17 @@ def test_a_cache_that_only_serves_its_own_key_is_clean() -> None:
     assert (coverage.evidence, coverage.comparisons, coverage.bound) == ("timing", 12, 0.25)
 
 
+def test_what_is_not_told_apart_from_one_s_own_repeat_is_not_known() -> None:
+    """Of 12 repeats 9 are fast, the other key's as well as one's own: in the lower half of 24 lie 9 of them and 3 new ones. That is (220 * 220 + 66 * 66 + 12 * 12
+    + 1) / C(24, 12) = 0.0196, visible for a control; times 1 / 0.2 it is no finding. But the two are as fast as each other."""
+    busy = [*FAST[:9], *(0.4 + i / 1000 for i in range(3))]
+    bench = Bench()
+    bench.evidence.timing("keys", busy, SLOW, busy, "the same prompt")
+    assert bench.kinds() == []
+    assert bench.evidence.coverage("keys") == []
+    assert any("neither clearly faster" in note for note in bench.evidence.notes())
+
+
 def test_a_difference_too_small_to_use_is_none() -> None:
     bench = Bench()
     slightly = [t * 0.95 for t in SLOW]

@@ -89,12 +89,12 @@ class Evidence:
         ]
         if seen["tipped"]:
             notes.append(
-                f"{seen['tipped']} answers differed in company, all within arithmetic: log-odds moved by {seen['largest_move']:.2f} at most "
+                f"Answers that differed in company, all within arithmetic: {seen['tipped']}; log-odds moved by {seen['largest_move']:.2f} at most "
                 f"(limit {seen['limit']:.2f})."
             )
         if self._liveness.slow:
             notes.append(
-                f"{self._liveness.slow} answers were slow: their tokens still came when their bound was over."
+                f"Answers that were slow, of which tokens still came when their bound was over: {self._liveness.slow}."
             )
         if not self._counts_cached:
             notes.append(

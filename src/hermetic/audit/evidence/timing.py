@@ -1,7 +1,8 @@
 """Evidence by time: whether a request is faster because another key sent its prompt before (a prefix cache that is shared).
 
 The one thing to know: the positive control comes first. If the same key's own repeat is not faster, nothing is cached here, or it
-cannot be seen from outside, and that the other key's is not faster either says nothing. The test is on medians: how many of the times lie
+cannot be seen from outside, and that the other key's is not faster either says nothing. And where the other key's is neither clearly faster than a new prompt nor clearly slower
+than an own repeat, that is not known, and no "nothing found". The test is on medians: how many of the times lie
 in the lower half of their comparison, exactly (`chance.MedianTest`).
 """
 
@@ -23,6 +24,10 @@ KEPT = 4096  # comparisons whose effect is kept
 class _Times:
     other: MedianTest = field(default_factory=MedianTest)
     own: MedianTest = field(default_factory=MedianTest)
+    apart: MedianTest = field(
+        default_factory=MedianTest
+    )  # whether an own repeat is faster than the other key's
+    apart_ratios: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     deltas: list[float] = field(default_factory=list)
     own_ratios: list[float] = field(default_factory=list)
@@ -46,12 +51,14 @@ class Timing:
         one.why = why
         one.other.add(after_other, after_nobody)
         one.own.add(after_self, after_nobody)
+        one.apart.add(after_self, after_other)
         one.compared += len(after_other)
         if len(one.ratios) < KEPT and median(after_nobody) > 0:
             one.ratios.append(median(after_other) / median(after_nobody))
             one.deltas.append(cliffs_delta(after_other, after_nobody))
             if after_self:
                 one.own_ratios.append(median(after_self) / median(after_nobody))
+                one.apart_ratios.append(median(after_self) / max(median(after_other), 1e-9))
 
     def findings(self) -> list[Finding]:
         return [found for name, one in self._scenarios.items() if (found := self._finding(name, one))]
@@ -84,29 +91,33 @@ class Timing:
         return self._corrected(one.other.least()) <= ERROR
 
     def coverage(self, scenario: str) -> Coverage:
-        """Nothing was compared where a key's own repeat is no faster, or where nothing could have been found."""
+        """Nothing was compared where a key's own repeat is no faster, where nothing could have been found, or where it is not told apart."""
         one = self._scenarios.get(scenario)
-        compared = one.compared if one is not None and _visible(one) and self._enough(one) else 0
+        compared = one.compared if one is not None and not self._open(scenario, one) else 0
         return covered("timing", compared, self.findings(), scenario)
 
+    def _open(self, scenario: str, one: _Times) -> str:
+        """Why nothing is known; empty if it is."""
+        if not self._enough(one):
+            return f"{one.compared} trials are too few to rule out chance, so whether another key's prompt makes a difference is not known; give more with --budget"
+        if not _visible(one):
+            return "a key's own repeat was not seen to be faster here, so whether another's would be cannot be told by time"
+        if self._finding(scenario, one) is None and not _told_apart(one):
+            return "a prompt that another key had sent was neither clearly faster than a new one nor clearly slower than one's own, so whether it makes a difference is not known; ask once more on a quiet machine, or give more with --budget"
+        return ""
+
     def notes(self) -> list[str]:
-        told = []
-        for name, one in self._scenarios.items():
-            if not self._enough(one):
-                told.append(
-                    f"{name}: {one.compared} trials are too few to rule out chance, so whether another key's prompt makes a difference is not known; give "
-                    "more with --budget"
-                )
-            elif not _visible(one):
-                told.append(
-                    f"{name}: a key's own repeat was not seen to be faster here, so whether another's would be cannot be told by time"
-                )
-        return told
+        return [f"{name}: {why}" for name, one in self._scenarios.items() if (why := self._open(name, one))]
 
 
 def _visible(one: _Times) -> bool:
     """The positive control."""
     return bool(one.own_ratios) and one.own.p() <= CONTROL and median(one.own_ratios) <= FASTER
+
+
+def _told_apart(one: _Times) -> bool:
+    """Whether an own repeat is faster than the other key's, as it has to be where they share nothing."""
+    return bool(one.apart_ratios) and one.apart.p() <= CONTROL and median(one.apart_ratios) <= FASTER
 
 
 __all__ = ["CONTROL", "FASTER", "Timing"]
