@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ import pytest
 from hermetic.check import check
 from hermetic.check.check import CheckOptions
 from hermetic.check.command import code
-from hermetic.check.readers import proxies
+from hermetic.check.deployment import Deployment
+from hermetic.check.readers import flags, proxies
 from hermetic.check.result import Report
+from hermetic.check.rules import RULES, judge
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -204,3 +208,57 @@ def test_envoys_other_spelling_is_read_as_well() -> None:
     assert (proxy.retries_post, proxy.read_timeout) == (True, 7.0)
     (mixed,) = proxies.read("envoy.yaml", ENVOY.replace("routeConfig", "route_config")).proxies
     assert mixed.retries_post
+
+
+# ------------------------------------------------------------------------------------ memory
+
+LAUNCH = "python -m sglang.launch_server --tp 2 --model-path"
+LONG, OFTEN = "a" * 60_000, 4_000  # 240 MB, if each name became what it stands for
+
+
+def many(tmp_path: Path, kind: str) -> Path:
+    """A file with a short name for a long text, which is used very often."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [
+        {"name": "c", "image": "lmsysorg/sglang:v0.5.23", "env": [{"name": "x", "value": LONG}], "command": [*LAUNCH.split(), *["$(x)"] * OFTEN]}]}}  # fmt: skip
+    again = "services:\n  a:\n    image: lmsysorg/sglang:v0.5.23\n    x: &a '$$" + LONG + "'\n    command: [" + ", ".join(LAUNCH.split()) + ", *a" * OFTEN + "]\n"  # fmt: skip
+    (tmp_path / ".env").write_text(f"x={LONG}\n")
+    text = {
+        "one word.sh": f"x={LONG}\n{LAUNCH} {'$x' * OFTEN}\n", "many words.sh": f"x={LONG}\n{LAUNCH} {'$x ' * OFTEN}\n",
+        "commands.sh": f"x={LONG}\n" + f"{LAUNCH} {'$x' * 80}\n" * (OFTEN // 80), "array.sh": f"x=({LONG} {LONG})\n{LAUNCH} " + '"${x[@]}" ' * OFTEN + "\n",
+        "value.sh": f"x={LONG}\ny={'$x' * OFTEN}\n{LAUNCH} $y\n", "unit.service": f"[Service]\nEnvironment=x={LONG}\nExecStart={LAUNCH} {'${x}' * OFTEN}\n",
+        "words.service": f"[Service]\nEnvironment=x={LONG}\nExecStart={LAUNCH} {'$x ' * OFTEN}\n", "pod.yaml": json.dumps(pod),
+        "compose.yaml": f"services:\n  a:\n    image: lmsysorg/sglang:v0.5.23\n    command: {LAUNCH} {'${x}' * OFTEN}\n", "alias.yaml": again,
+    }[kind]  # fmt: skip
+    (tmp_path / kind).write_text(text)
+    return tmp_path / kind
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["one word.sh", "many words.sh", "commands.sh", "array.sh", "value.sh", "unit.service", "words.service", "pod.yaml", "compose.yaml", "alias.yaml"],
+)  # fmt: skip
+def test_a_short_name_of_a_long_text_takes_no_memory_however_often_it_stands_there(tmp_path: Path, kind: str) -> None:  # fmt: skip
+    path = many(tmp_path, kind)
+    tracemalloc.start()
+    try:
+        report = checked(path, select=("CAP",))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [node.facts["tp"][0]["value"] for node in report.nodes][:1] == [2]
+    assert most < 100_000_000
+
+
+def test_a_node_is_judged_without_looking_at_all_others() -> None:
+    """Each of 3,000 nodes was asked by each rule what it had said of any other: a script with so many commands took an hour."""
+    lines = [f"python -m sglang.launch_server --model-path m --host 10.0.{n // 250}.{n % 250} --port 30000" for n in range(3_000)]  # fmt: skip
+    deployment = Deployment([flags.read(f"s{n}", line).sheets[0] for n, line in enumerate(lines)])
+    for number, node in enumerate(deployment.nodes):
+        node.name = f"n{number}"
+    assert len(judge(deployment, [rule for rule in RULES.values() if rule.per == "node"])) > 3_000
+
+
+def test_a_standard_input_that_is_closed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    report = checked("-")
+    assert (code(report), report.unread[0].why) == (2, "is closed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,7 +57,9 @@ def run(options: CheckOptions) -> Report:
         collected.nodes, collected.proxies, frozenset(options.patches), _baseline(options.baseline)
     )
     verdicts = judge(deployment, rules)
-    ordered = sorted(verdicts, key=lambda verdict: _order(verdict, deployment))
+    names = [node.name for node in (*deployment.with_role("prefill"), *deployment.nodes)]
+    places = {name: place for place, name in reversed([*enumerate(names)])}  # where it stands first
+    ordered = sorted(verdicts, key=lambda verdict: _order(verdict, places))
     return Report(
         started=began,
         sources=[source.shown for source in named],
@@ -95,10 +97,9 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     return left
 
 
-def _order(verdict: Verdict, deployment: Deployment) -> tuple[int, int, int, str, int]:
+def _order(verdict: Verdict, places: Mapping[str, int]) -> tuple[int, int, int, str, int]:
     """Findings first; of them the gravest, then by family, code, and prefill before decode."""
-    names = [node.name for node in (*deployment.with_role("prefill"), *deployment.nodes)]
-    place = names.index(verdict.subject) if verdict.subject in names else len(names)
+    place = places.get(verdict.subject, 2 * len(places))  # no node stands behind that
     severity = _SEVERITIES.index(verdict.severity) if verdict.state == "finding" else 0
     family = FAMILIES.index(RULES[verdict.code].family)
     return _STATES.index(verdict.state), severity, family, verdict.code, place

@@ -171,6 +171,9 @@ def collect(sources: Sequence[Source], options: FetchOptions) -> Collected:
 
 def _local(source: Source) -> Iterator[tuple[Reading, str]]:
     """The readings of a path, standard input, or a command line, each with the stem that it may share with others."""
+    if source.text == "-" and sys.stdin is None:
+        yield Reading().failed("standard input", "is closed", damaged=True), ""
+        return
     if source.text == "-":
         yield _stream("standard input", sys.stdin.buffer), ""
         return

@@ -17,7 +17,7 @@ from hermetic.check.readers import flags, hidden, overlays, shell
 from hermetic.check.readers.beside import Files, beside
 from hermetic.check.readers.proxies import nginx_settings, retries_of_nginx, seconds_of_nginx
 from hermetic.check.readers.reading import Reading
-from hermetic.check.readers.shell import LONGEST, SECRET, UNKNOWN
+from hermetic.check.readers.shell import SECRET, UNKNOWN, Filler
 from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, sequence, text_of, under
 
 _COMPOSE_TOP = re.compile(r"^services[ \t]*:[ \t]*(?:#.*)?$", re.MULTILINE)
@@ -132,8 +132,16 @@ class _Variables:
         self.complete = False
 
 
+@dataclass(frozen=True)
+class _Outer:
+    """What .env says, for all services of a file."""
+
+    values: Mapping[str, str]
+    filler: Filler = field(default_factory=Filler)
+
+
 def _compose(reading: Reading, source: str, document: Mapping[str, Node], files: Files) -> None:
-    outer = _lines(files(".env") or "")
+    outer = _Outer(_lines(files(".env") or ""))
     if document.get("include") is not None:
         reading.failed(source, "include: the files that it names are not read", part=True)
     try:
@@ -174,7 +182,7 @@ def _compose(reading: Reading, source: str, document: Mapping[str, Node], files:
             _published(reading, service, place, outer)
 
 
-def _compose_variables(service: Mapping[str, Node], outer: Mapping[str, str], files: Files) -> _Variables:
+def _compose_variables(service: Mapping[str, Node], outer: _Outer, files: Files) -> _Variables:
     found = _Variables()
     named = service.get("env_file")
     for one in sequence(named) or [named]:
@@ -195,7 +203,11 @@ def _compose_variables(service: Mapping[str, Node], outer: Mapping[str, str], fi
     for name, value in entries:
         if value is None and isinstance(given, dict) and not isinstance(given.get(name), str | None):
             continue
-        found.values[name] = _interpolated(value, outer) if value is not None else outer.get(name, UNKNOWN)
+        found.values[name] = (
+            _interpolated(value, outer)
+            if value is not None
+            else outer.filler.bounded(outer.values.get(name, UNKNOWN))
+        )
     return found
 
 
@@ -214,20 +226,20 @@ def _lines(text: str) -> dict[str, str]:
     return found
 
 
-def _compose_words(node: Node, outer: Mapping[str, str]) -> list[str]:
+def _compose_words(node: Node, outer: _Outer) -> list[str]:
     if isinstance(node, list):
         return [_interpolated(text_of(one), outer) for one in node]
     # UNKNOWN must survive the splitting, which knows nothing of it
     return shell.words(_interpolated(text_of(node), outer), {})
 
 
-def _interpolated(text: str, outer: Mapping[str, str]) -> str:
+def _interpolated(text: str, outer: _Outer) -> str:
     """${NAME} by what .env says. What the shell that runs compose might say is not known, so neither is a default."""
 
     def one(match: re.Match[str]) -> str:
         if match["escaped"]:
             return "$"
-        value = outer.get(match["name"] or match["braced"] or "")
+        value = outer.values.get(match["name"] or match["braced"] or "")
         rest = match["rest"] or ""
         if value is None or (rest and not rest.startswith((":-", "-", ":?", "?"))):
             return UNKNOWN
@@ -235,10 +247,10 @@ def _interpolated(text: str, outer: Mapping[str, str]) -> str:
             return rest[2:] if rest[1] == "-" and "$" not in rest else UNKNOWN
         return value
 
-    return _INTERPOLATED.sub(one, text)
+    return outer.filler.fill(_INTERPOLATED, one, text)
 
 
-def _published(reading: Reading, service: Mapping[str, Node], place: str, outer: Mapping[str, str]) -> None:
+def _published(reading: Reading, service: Mapping[str, Node], place: str, outer: _Outer) -> None:
     """The port at which the host answers for the container, which is what a URL would name."""
     sheet = reading.sheets[-1]
     if sheet.sources != [place]:
@@ -267,6 +279,14 @@ _SUBSTITUTED = re.compile(r"\$(?:\$|\(([A-Za-z_][\w.-]*)\))")
 
 
 @dataclass(frozen=True)
+class _Around:
+    """What a file's pods have in common: its ConfigMaps by name."""
+
+    maps: Mapping[str, Mapping[str, Node]]
+    filler: Filler
+
+
+@dataclass(frozen=True)
 class _Pod:
     """A pod or what pods are made from. `path`: where in its object it stands."""
 
@@ -286,6 +306,7 @@ def _kubernetes(reading: Reading, source: str, resources: Sequence[Mapping[str, 
         for resource in resources
         if resource.get("kind") == "ConfigMap"
     }
+    filler = Filler()
     for resource in resources:
         kind, name = text_of(resource.get("kind")), _name(resource)
         pods = _serving(kind, list(_pods(resource, f"{kind}/{name}", ())))
@@ -294,7 +315,7 @@ def _kubernetes(reading: Reading, source: str, resources: Sequence[Mapping[str, 
             # the step that tells it from the others: `leaderTemplate`, `prefill`
             step = pod.path[shared : shared + 1] if len(pods) > 1 else ()
             label = "/".join((name, *(one.removesuffix("Template") for one in step)))
-            _pod(reading, source, pod, label, maps, files)
+            _pod(reading, source, pod, label, _Around(maps, filler), files)
         if kind == "Ingress":
             _ingress(reading, source, resource)
 
@@ -338,16 +359,20 @@ def _pod(
     source: str,
     pod: _Pod,
     label: str,
-    maps: Mapping[str, Mapping[str, Node]],
+    around: _Around,
     files: Files,
 ) -> None:
     started: list[tuple[str, list[flags.Run], _Variables]] = []
     for one in sequence(pod.spec.get("containers")):
         container = mapping(one)
-        variables = _container_variables(container, maps)
+        variables = _container_variables(container, around)
         known = variables.values
-        entry = [_substituted(text_of(word), known) for word in sequence(container.get("command"))]
-        arguments = [_substituted(text_of(word), known) for word in sequence(container.get("args"))]
+        entry = [
+            _substituted(text_of(word), known, around.filler) for word in sequence(container.get("command"))
+        ]
+        arguments = [
+            _substituted(text_of(word), known, around.filler) for word in sequence(container.get("args"))
+        ]
         image = text_of(container.get("image"))
         runs = flags.in_image(image, entry, arguments, known, complete=variables.complete)
         named = text_of(container.get("name"))
@@ -367,8 +392,8 @@ def _pod(
                 sheet.loopback = f"{source}, {pod.resource}, {'/'.join(pod.path)}"
 
 
-def _container_variables(container: Mapping[str, Node], maps: Mapping[str, Mapping[str, Node]]) -> _Variables:
-    found = _Variables()
+def _container_variables(container: Mapping[str, Node], around: _Around) -> _Variables:
+    found, maps = _Variables(), around.maps
     for one in sequence(container.get("envFrom")):
         named = text_of(under(one, "configMapRef", "name"))
         prefix = text_of(mapping(one).get("prefix"))
@@ -387,7 +412,7 @@ def _container_variables(container: Mapping[str, Node], maps: Mapping[str, Mappi
         if not name:
             continue
         if entry.get("valueFrom") is None:
-            found.values[name] = _substituted(text_of(entry.get("value")), found.values)
+            found.values[name] = _substituted(text_of(entry.get("value")), found.values, around.filler)
             continue
         reference = mapping(under(entry, "valueFrom", "configMapKeyRef"))
         value = maps.get(text_of(reference.get("name")), {}).get(text_of(reference.get("key")))
@@ -400,7 +425,7 @@ def _container_variables(container: Mapping[str, Node], maps: Mapping[str, Mappi
     return found
 
 
-def _substituted(text: str, variables: Mapping[str, str]) -> str:
+def _substituted(text: str, variables: Mapping[str, str], filler: Filler) -> str:
     """$(NAME) by the container's variables; `$$` is a `$`; a name that is not there stays as it is."""
 
     def one(match: re.Match[str]) -> str:
@@ -408,9 +433,7 @@ def _substituted(text: str, variables: Mapping[str, str]) -> str:
             return "$"
         return variables.get(match[1], match[0])
 
-    filled = _SUBSTITUTED.sub(one, text)
-    # variables of variables can double from line to line
-    return filled if len(filled) <= LONGEST + len(text) else UNKNOWN
+    return filler.fill(_SUBSTITUTED, one, text)
 
 
 _INGRESS = "nginx.ingress.kubernetes.io/"

@@ -7,7 +7,7 @@ as UNKNOWN. A reader takes no value from such a word.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 UNKNOWN = "\0"
@@ -15,6 +15,9 @@ SECRET = f"{UNKNOWN}secret"  # a secret's value: not known, and not empty
 LONGEST = 64 * 1024  # characters of a variable that are kept: scripts can double them line by line
 MOST_VARIABLES = 2_000
 MOST_COMMANDS = 20_000
+MOST_FILLED = (
+    1024**2
+)  # characters of values that are put into one file's texts: a short name may stand for a long one
 
 _BLANK = " \t"
 _ENDS_WORD = " \t\n;&|()<>"
@@ -27,6 +30,26 @@ _CONTINUES = ("then", "else", "elif", "do", "time", "!")
 _DECLARES = ("export", "declare", "typeset", "readonly", "local")
 _TESTS = ("[", "[[", "test", "!")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "0": ""}
+
+
+class Filler:
+    """Puts values into the texts of one file. What would make them too long stays UNKNOWN."""
+
+    def __init__(self) -> None:
+        self.left = MOST_FILLED
+
+    def fill(self, pattern: re.Pattern[str], value_of: Callable[[re.Match[str]], str], text: str) -> str:
+        """The text with what stands for each match."""
+        if pattern.search(text) is None:
+            return text
+        self.left -= len(text)  # an alias may stand for it very often
+        if self.left < 0:
+            return UNKNOWN
+        return pattern.sub(lambda match: self.bounded(value_of(match)), text)
+
+    def bounded(self, value: str) -> str:
+        self.left -= len(value)
+        return value if self.left >= 0 else UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,7 @@ class _State:
     exported: set[str]
     arrays: dict[str, list[str]] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
+    filler: Filler = field(default_factory=Filler)
     doubtful: bool = False  # the command runs only if one before it ended so or so
     environment: dict[str, str] | None = None  # what is exported, until something is set
 
@@ -487,14 +511,20 @@ def _expand(word: _Word, state: _State) -> list[str]:
 
 def _array_of(piece: _Piece, state: _State) -> list[str] | None:
     found = re.fullmatch(r"([A-Za-z_]\w*)\[[@*]\]", piece.text)
-    return state.arrays.get(found[1], [UNKNOWN]) if found is not None else None
+    if found is None:
+        return None
+    values = state.arrays.get(found[1], [UNKNOWN])
+    state.filler.left -= sum(len(value) + 1 for value in values)
+    return values if state.filler.left >= 0 else [UNKNOWN]
 
 
 def _piece(piece: _Piece, state: _State) -> str:
     """The text of a piece. A value that was not given is UNKNOWN, also where a default stands beside it: nobody says
     that the variable is not set where it will run."""
-    if not piece.variable:
-        return piece.text
+    return state.filler.bounded(_held(piece, state)) if piece.variable else piece.text
+
+
+def _held(piece: _Piece, state: _State) -> str:
     name = _NAME.match(piece.text)
     if name is None or state.variables.get(name[0]) is None:
         return UNKNOWN
@@ -506,4 +536,4 @@ def _piece(piece: _Piece, state: _State) -> str:
     return value if rest[0] in "-=?" else UNKNOWN
 
 
-__all__ = ["UNKNOWN", "Command", "commands", "words"]
+__all__ = ["UNKNOWN", "Command", "Filler", "commands", "words"]

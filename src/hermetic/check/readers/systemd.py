@@ -15,7 +15,7 @@ from hermetic.check.readers import flags
 from hermetic.check.readers.beside import Files, beside, matching
 from hermetic.check.readers.quoting import quoted_words
 from hermetic.check.readers.reading import Reading
-from hermetic.check.readers.shell import UNKNOWN
+from hermetic.check.readers.shell import UNKNOWN, Filler
 
 MOST = 1024**2  # characters of a unit
 
@@ -23,6 +23,7 @@ _SECTION = re.compile(r"\[([A-Za-z-]+)\]\s*$")
 _LOOKS = re.compile(r"^\[(?:Unit|Service|Install)\]\s*$", re.MULTILINE)
 _SETTING = re.compile(r"^[ \t]*(?:ExecStart|Environment|EnvironmentFile)[ \t]*=", re.MULTILINE)
 _CAT = re.compile(r"#\s+(/\S+\.(?:service|conf))\s*$")
+_VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "s": " "}
 
@@ -204,21 +205,22 @@ def _specified(text: str, name: str) -> str:
 def _words(start: str, unit: _Unit, variables: Mapping[str, str]) -> list[str]:
     """The words of an ExecStart with its variables: ${NAME} inside a word, $NAME alone as the words that it holds."""
     found: list[str] = []
+    filler = Filler()
     for word in _split(_specified(start.lstrip("@-:+!|"), unit.name)):
         alone = re.fullmatch(r"\$([A-Za-z_]\w*)", word)
         if alone is not None:
-            value = variables.get(alone[1], UNKNOWN)
+            value = filler.bounded(variables.get(alone[1], UNKNOWN))
             found += _split(value) if UNKNOWN not in value else [UNKNOWN]
             continue
-        found.append(_filled(word, variables))
+        found.append(_filled(word, variables, filler))
     return found
 
 
-def _filled(word: str, variables: Mapping[str, str]) -> str:
+def _filled(word: str, variables: Mapping[str, str], filler: Filler) -> str:
     def one(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], UNKNOWN)
 
-    return re.sub(r"\$\$|\$\{([A-Za-z_]\w*)\}", one, word)
+    return filler.fill(_VARIABLE, one, word)
 
 
 def _split(text: str) -> list[str]:

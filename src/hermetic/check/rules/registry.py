@@ -129,6 +129,7 @@ def _ask(
     """One verdict, or none where the rule does not apply."""
     if any(not _applies(one, node) for node in nodes):
         return
+    read = nodes or deployment.nodes  # of a node or a pair no other is asked
     told = Verdict(code=one.code, state="passed", subject=subject, severity=one.severity)
     try:
         for node in nodes:  # a rule for some engines says nothing of a node whose engine is not known
@@ -136,7 +137,7 @@ def _ask(
                 _ = node[facts.ENGINE]
             if one.roles:
                 _ = node[facts.ROLE]
-        for node in deployment.nodes:
+        for node in read:
             node.asked.clear()
         message = one.check(*arguments)
     except NotKnown as unknown:
@@ -144,7 +145,7 @@ def _ask(
         told.lacks, told.ask = unknown.lacks, list(unknown.ask)
     told.where = [
         *([where] if where else []),
-        *(place for node in deployment.nodes for place in node.rests_on()),
+        *(place for node in read for place in node.rests_on()),
     ]
     if isinstance(message, Fine):
         told.message = str(message)
