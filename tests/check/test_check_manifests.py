@@ -257,11 +257,11 @@ def test_the_template_of_workers_is_a_node_where_it_is_the_leaders_as_well() -> 
     assert nodes["decode"][facts.HOST] == "0.0.0.0"
 
 
-def test_of_a_secret_it_is_known_that_there_is_a_key_and_of_a_value_of_the_pod_nothing() -> None:
+def test_of_a_secret_it_is_known_that_there_is_a_key_and_of_a_pod_s_address_that_it_is_one() -> None:
     reading = manifests.read("k8s.yaml", KUBERNETES)
     prefill = by_name(reading)["prefill"]
     assert prefill[facts.API_KEY] is True
-    assert facts.HOST not in prefill  # neither a value nor the default
+    assert prefill[facts.HOST] == "status.podIP"  # not all interfaces, and not the pod alone
     assert prefill[facts.RELEASE_TIMEOUT] == 30.0  # a variable that is not there; the names of all are known
     assert facts.CHECKSUM in prefill  # an option that is not there has its default all the same
     assert [(unread.source, unread.why) for unread in reading.unread] == [
@@ -269,11 +269,23 @@ def test_of_a_secret_it_is_known_that_there_is_a_key_and_of_a_value_of_the_pod_n
             "k8s.yaml, Deployment/prefill, container sglang",
             "the variable KEY comes from secretKeyRef and is not read",
         ),
-        (
-            "k8s.yaml, Deployment/prefill, container sglang",
-            "the variable POD_IP comes from fieldRef and is not read",
-        ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("status.podIP", ["status.podIP"]), ("status.hostIP", ["status.hostIP"]), ("spec.nodeName", [])],
+)
+def test_a_side_channel_at_the_pod_s_own_address_is_reached_by_others(field: str, told: list[str]) -> None:
+    text = VLLM_POD.replace(
+        "args: [m]",
+        """args: [m, --kv-transfer-config, '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']""",
+    )
+    text += (
+        f"    - name: VLLM_NIXL_SIDE_CHANNEL_HOST\n      valueFrom: {{fieldRef: {{fieldPath: {field}}}}}\n"
+    )
+    (sheet,) = manifests.read("k8s.yaml", text).sheets
+    assert sheet.values(facts.INNER_HOST) == told
 
 
 def test_a_config_map_that_is_not_in_the_file_is_reported() -> None:

@@ -208,6 +208,8 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         "prefill runs 0.5.23 and decode 0.5.22",
     )
     yield "VER008", "passed", pair({"version": "v0.5.23"}, {"version": "0.5.23"}), ""
+    yield "VER008", "passed", pair({"version": "0.32.0"}, {"version": "0.32.0+cpu"}), ""  # a tag and a log
+    yield "VER008", "finding", pair({"version": "0.32.0+cu129"}, {"version": "0.32.0+cpu"}), "prefill runs"
     yield "VER008", "unknown", pair({"version": "0.5.23"}, {}), "decode: the version is not known"
     cake = {"transport": "mooncake"}
     yield (

@@ -15,12 +15,13 @@ from hermetic.check.sources import _Entry as Entry
 from hermetic.options import OptionError
 
 
-def sheet(name: str, address: tuple[str, int] | None = None, engine: str = "", role: str = "", pool: int | None = None, host: str | None = None) -> Sheet:  # fmt: skip
+def sheet(name: str, address: tuple[str, int] | None = None, engine: str = "", role: str = "", pool: int | None = None, host: str | None = None, version: str | None = None) -> Sheet:  # fmt: skip
     made = Sheet(sources=[name], address=address)
     made.add(facts.ENGINE, engine or None, name)
     made.add(facts.ROLE, role or None, name)
     made.add(facts.POOL, pool, name)
     made.add(facts.HOST, host, name)
+    made.add(facts.VERSION, version, name)
     return made
 
 
@@ -230,6 +231,26 @@ def test_a_host_and_its_address_do_not_disagree(one: str, other: str, known: str
     else:
         with pytest.raises(facts.NotKnown, match="disagree"):
             _ = node[facts.HOST]
+    assert bool(disagree(node)) == (known is None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "known"),
+    [
+        ("0.32.0", "0.32.0+cpu", "0.32.0+cpu"),
+        ("0.32.0+cpu", "v0.32.0", "0.32.0+cpu"),
+        ("v0.5.23", "0.5.23", "v0.5.23"),
+        ("0.32.0+cpu", "0.32.0+cu129", None),
+        ("0.5.2", "0.5.23", None),
+        ("0.5.20", "0.5.20.post1", None),
+    ],
+)
+def test_a_build_of_a_release_does_not_disagree_with_the_release(
+    one: str, other: str, known: str | None
+) -> None:
+    node = sheet("tag", version=one)
+    node.take(sheet("log", version=other))
+    assert node.values(facts.VERSION) == ([known] if known else [one, other])
     assert bool(disagree(node)) == (known is None)
 
 

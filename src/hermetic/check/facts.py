@@ -200,10 +200,22 @@ def _places(hosts: list[str]) -> list[str]:
     return [host] if may_be else hosts
 
 
+def one_release(versions: list[str]) -> list[str]:
+    """An image's tag leaves out what a build adds to its release (0.32.0+cpu), and may begin with a v: the longest says it all. Two builds are two."""
+    plain = {version: version.removeprefix("v") for version in versions}
+    longest = max(versions, key=lambda version: len(plain[version]), default="")
+    release = plain.get(longest, "").partition("+")[0]
+    return (
+        [longest]
+        if versions and all(one in (release, plain[longest]) for one in plain.values())
+        else versions
+    )
+
+
 _INFO, _START, _METRICS, _COMMAND, _ENVIRONMENT = SERVER_INFO, START, METRICS_PAGE, COMMAND, ENVIRONMENT
 
 ENGINE = Fact[str]("engine", "which engine this is", (_INFO, _METRICS, _START))  # sglang, vllm, hermetic
-VERSION = Fact[str]("version", "the version", (_INFO, _START, _COMMAND))
+VERSION = Fact[str]("version", "the version", (_INFO, _START, _COMMAND), apart=one_release)
 ROLE = Fact[str]("role", "the role in the deployment", (_INFO, _COMMAND))  # prefill, decode, both or alone
 MODEL = Fact[str]("model", "the model path", (_INFO, _START, _COMMAND))
 REVISION = Fact[str]("revision", "the model's revision", (_INFO, _COMMAND))

@@ -275,6 +275,7 @@ def _published(reading: Reading, service: Mapping[str, Node], place: str, outer:
 
 # ------------------------------------------------------------------------------------ Kubernetes
 
+_ADDRESSES = ("status.podIP", "status.hostIP")
 _SUBSTITUTED = re.compile(r"\$(?:\$|\(([A-Za-z_][\w.-]*)\))")
 
 
@@ -416,6 +417,8 @@ def _container_variables(container: Mapping[str, Node], around: _Around) -> _Var
             continue
         reference = mapping(under(entry, "valueFrom", "configMapKeyRef"))
         value = maps.get(text_of(reference.get("name")), {}).get(text_of(reference.get("key")))
+        if (field_ := text_of(under(entry, "valueFrom", "fieldRef", "fieldPath"))) in _ADDRESSES:
+            value = field_  # not known, but one address of the pod, and no loopback
         secret = mapping(under(entry, "valueFrom", "secretKeyRef"))
         given = secret and text_of(secret.get("optional")) != "true"
         found.values[name] = value if isinstance(value, str) else SECRET if given else UNKNOWN

@@ -163,7 +163,7 @@ def no_figures(node: Sheet) -> Answer:
 )
 def versions_differ(pair: Pair) -> Answer:
     prefill, decode = pair.prefill[facts.VERSION], pair.decode[facts.VERSION]
-    if prefill.removeprefix("v") != decode.removeprefix("v"):
+    if len(facts.one_release([prefill, decode])) > 1:
         return f"prefill runs {prefill} and decode {decode}"
     return None
 
