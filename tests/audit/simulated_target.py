@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,8 +214,13 @@ class Seen:
 
 def judged(record: Recorder, plant: Plant) -> Seen:
     owner = {code: tenant.name for tenant in plant.tenants for code in tenant.codes}
-    for tenant in plant.tenants:
-        owner |= {" ".join(pair): tenant.name for pair in zip(tenant.words, tenant.words[1:], strict=False)}
+    pairs = [
+        (" ".join(pair), tenant.name)
+        for tenant in plant.tenants
+        for pair in zip(tenant.words, tenant.words[1:], strict=False)
+    ]
+    often = Counter(pair for pair, _ in pairs)  # of hundreds of tenants two may have drawn the same two words
+    owner |= {pair: name for pair, name in pairs if often[pair] == 1}
 
     def whose(answer: Answer) -> set[str]:
         text = f" {' '.join(answer.text.split())} "  # whole words: "ash unit" is no part of "crash united"

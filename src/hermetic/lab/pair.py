@@ -56,7 +56,7 @@ def _loaded(source: ModelSource, dtype: str, _threads: int) -> Decoder:
 def _models_loaded_once() -> Iterator[None]:
     """Workers of one process share a model: it is read-only, and loading it is most of the time of a test."""
 
-    def load(source: ModelSource, dtype: str, _progress: object = None) -> Decoder:
+    def load(source: ModelSource, dtype: str, *_: object) -> Decoder:
         return _loaded(source, dtype, torch.get_num_threads())  # row counts that agree are measured for these
 
     with mock.patch.object(Decoder, "load", load), mock.patch("hermetic.model.weights.read_config", _config):
