@@ -189,6 +189,16 @@ def _arrays(workers: list[_Worker], folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until this is over: Python drops what is raised in the hooks that run around a fork."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def _workers(
     scope: Scope, processes: int, reduce: bool, liveness: bool, folder: Path
 ) -> Iterator[list[_Worker]]:
@@ -196,18 +206,19 @@ def _workers(
     mains = [context.Pipe() for _ in range(processes)]
     sides = {(a, b): context.Pipe() for a in range(processes) for b in range(a + 1, processes)}
     running: list[_Worker] = []
-    for rank in range(processes):
-        peers = {b: sides[a, b][0] for a, b in sides if a == rank} | {
-            a: sides[a, b][1] for a, b in sides if b == rank
-        }
-        process = context.Process(
-            target=_serve,
-            args=(_Searcher(scope, rank, processes, reduce, liveness), mains[rank][1], peers, folder),
-            daemon=True,
-        )
-        process.start()
-        running.append(_Worker(mains[rank][0], process))
     try:
+        with _uninterrupted():
+            for rank in range(processes):
+                peers = {b: sides[a, b][0] for a, b in sides if a == rank} | {
+                    a: sides[a, b][1] for a, b in sides if b == rank
+                }
+                process = context.Process(
+                    target=_serve,
+                    args=(_Searcher(scope, rank, processes, reduce, liveness), mains[rank][1], peers, folder),
+                    daemon=True,
+                )
+                process.start()
+                running.append(_Worker(mains[rank][0], process))
         yield running
     finally:
         for worker in running:
