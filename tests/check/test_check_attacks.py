@@ -107,7 +107,7 @@ def test_a_service_that_an_override_changes_is_not_read_as_if_it_did_not(tmp_pat
     for source in (folder, folder / "docker-compose.yml"):
         report = checked(source)
         assert code(report) == 2
-        (why,) = [one.why for one in report.unread if one.source.endswith("yml, service decode")]
+        (why,) = [one.why for one in report.unread if one.source.endswith("yml, line 3, service decode")]
         assert why.startswith("is changed by")
         assert "`docker compose config`" in why
 

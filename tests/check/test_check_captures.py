@@ -165,6 +165,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "PRX002": ("-", "-", "-", "-", "-", "-"),
     "PRX003": ("-", "-", "-", "-", "-", "-"),
     "PRX004": ("-", "-", "-", "-", "-", "-"),
+    "PRX005": ("-", "-", "-", "-", "-", "-"),
     # "CommonKVBootstrapServer started successfully on 127.0.0.1:8998" in prefill's log. vLLM's side channel is in no log.
     "EXP001": ("P", "P", "-", "-", "U", "UU"),
     # No key, and all listen on 127.0.0.1. /server_info of developer mode does not say where it listens.

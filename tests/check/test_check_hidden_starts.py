@@ -37,7 +37,7 @@ def test_a_node_that_a_script_starts_is_a_node_of_which_the_engine_is_known() ->
     assert (hidden.name, hidden[facts.ENGINE], list(hidden.facts())[1:]) == ("prefill", "sglang", [])
     assert decode[facts.ROLE] == "decode"
     (part,) = reading.unread
-    assert (part.source, part.part) == ("c.yml, service prefill", True)
+    assert (part.source, part.part) == ("c.yml, line 3, service prefill", True)
     assert part.why.startswith("/opt/start-prefill.sh starts it, which is not read")
 
 
@@ -53,7 +53,7 @@ def test_a_pod_that_a_script_starts_is_a_node_and_a_job_is_none() -> None:
     container = '{name: a, image: "corp/sglang:7", command: [bash, -c], args: ["set -e; source /e.sh; exec /s/run.sh"]}'
     reading = kubernetes("Deployment", container)
     (sheet,) = reading.sheets
-    assert (sheet.name, sheet.sources) == ("prefill", ["k.yml, Deployment/prefill, container a"])
+    assert (sheet.name, sheet.sources) == ("prefill", ["k.yml, line 4, Deployment/prefill, container a"])
     assert reading.unread[0].why.startswith("/s/run.sh starts it")
     for kind in ("Job", "CronJob"):
         assert not kubernetes(kind, container).sheets

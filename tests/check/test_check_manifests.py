@@ -83,7 +83,7 @@ def test_a_compose_file_gives_a_node_for_each_service_that_starts_an_engine() ->
         "api_key": False, "admin_key": False, "remote_code": False, "metrics": False, "release_timeout": 30.0, "transport": "mooncake",
         "inner_host": "0.0.0.0",
     }  # fmt: skip
-    assert nodes["prefill"].where(facts.CONTEXT) == "compose.yaml, service prefill, --context-length"
+    assert nodes["prefill"].where(facts.CONTEXT) == "compose.yaml, line 12, service prefill, --context-length"
     assert nodes["prefill"].address == ("0.0.0.0", 31000)
     assert [(proxy.name, proxy.read_timeout) for proxy in reading.proxies] == [("router", 30.0)]
 
@@ -96,7 +96,7 @@ def test_what_the_shell_that_runs_compose_would_fill_in_is_no_fact() -> None:
         "admin_key": False, "remote_code": False, "metrics": False, "release_timeout": 30.0, "transport": "mooncake", "host": "127.0.0.1",
         "restores": False,
     }  # fmt: skip
-    assert decode.where(facts.DEFERRED) == "compose.yaml, service decode, default of 0.5.19"
+    assert decode.where(facts.DEFERRED) == "compose.yaml, line 21, service decode, default of 0.5.19"
     assert decode.address == ("127.0.0.1", 31001)
 
 
@@ -124,7 +124,7 @@ def test_an_env_file_that_is_not_here_is_reported_and_no_default_taken_for_its_v
     assert facts.DEVELOPER not in node
     assert facts.API_KEY not in node
     assert [(unread.source, unread.why, unread.part) for unread in reading.unread] == [
-        ("compose.yaml, service vllm", "env_file node.env is not read: it is not here", True)
+        ("compose.yaml, line 3, service vllm", "env_file node.env is not read: it is not here", True)
     ]
 
 
@@ -239,7 +239,9 @@ def test_kubernetes_objects_give_a_node_for_each_container_that_starts_an_engine
     assert prefill[facts.PAGE] == 64
     assert prefill[facts.DEFERRED] is True
     assert prefill[facts.SERVED] == "$(NOT)/$(NOBODY)"
-    assert prefill.where(facts.MODEL) == "k8s.yaml, Deployment/prefill, container sglang, --model-path"
+    assert (
+        prefill.where(facts.MODEL) == "k8s.yaml, line 21, Deployment/prefill, container sglang, --model-path"
+    )
     assert nodes["decode"][facts.TP] == 16
     assert nodes["decode"][facts.DEFERRED] is True  # nothing is missing there: the default of its version
 
@@ -266,7 +268,7 @@ def test_of_a_secret_it_is_known_that_there_is_a_key_and_of_a_pod_s_address_that
     assert facts.CHECKSUM in prefill  # an option that is not there has its default all the same
     assert [(unread.source, unread.why) for unread in reading.unread] == [
         (
-            "k8s.yaml, Deployment/prefill, container sglang",
+            "k8s.yaml, line 21, Deployment/prefill, container sglang",
             "the variable KEY comes from secretKeyRef and is not read",
         ),
     ]
@@ -394,7 +396,10 @@ def test_an_ingress_is_a_proxy_by_its_annotations() -> None:
         True,
         False,
     )
-    assert proxy.routes == "llm.example.org/v1 -> gateway"
+    assert (proxy.where, proxy.routes) == (
+        "ingress.yaml, line 1, Ingress/llm",
+        "llm.example.org/v1 -> gateway",
+    )
 
 
 def test_what_the_controllers_own_configuration_decides_is_not_known() -> None:
@@ -405,7 +410,16 @@ def test_what_the_controllers_own_configuration_decides_is_not_known() -> None:
     (off,) = manifests.read("i", INGRESS.replace("error timeout http_502 non_idempotent", "off")).proxies
     assert off.retries_post is False
     (plain,) = manifests.read("i", INGRESS.replace(" non_idempotent", "")).proxies
-    assert plain.retries_post is None
+    assert (plain.retries_post, plain.copies) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "note",
+    ['nginx.ingress.kubernetes.io/mirror-target: "https://shadow/"', "nginx.ingress.kubernetes.io/server-snippet: mirror https://shadow/;"],
+)  # fmt: skip
+def test_an_ingress_that_copies_requests_says_where_to(note: str) -> None:
+    (proxy,) = manifests.read("i", INGRESS.replace("  annotations:", f"  annotations:\n    {note}")).proxies
+    assert proxy.copies == "https://shadow/"
 
 
 def test_an_ingress_of_another_controller_is_left_alone() -> None:

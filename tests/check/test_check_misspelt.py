@@ -25,7 +25,7 @@ def test_a_misspelt_variable_is_told_with_the_one_that_may_be_meant_and_counts_f
     reading = manifests.read("c.yml", text)
     assert reading.sheets[0][facts.DEFERRED] is False  # the default of 0.5.20
     (part,) = reading.unread
-    assert (part.source, part.part) == ("c.yml, service d", True)
+    assert (part.source, part.part) == ("c.yml, line 3, service d", True)
     assert part.why.startswith(
         "the variable SGLANG_DISAGGREGATION_DEFERED_DECODE_KV_RELEASE is none that is known here"
     )

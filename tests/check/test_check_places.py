@@ -43,8 +43,8 @@ def test_the_files_that_something_was_taken_from_are_named(report: Report, tmp_p
 def test_an_annotation_stands_at_a_file_that_is_there(report: Report) -> None:
     found = [line.partition("title=")[0] for line in github.dump(report).splitlines() if "::error" in line]
     assert sorted(found) == [
-        "::error file=deploy/a%2C b.yml,",  # VER003, prefill
-        "::error file=deploy/a%2C b.yml,",  # PRX002, router
+        "::error file=deploy/a%2C b.yml,line=3,",  # VER003: where what prefill is begins
+        "::error file=deploy/a%2C b.yml,line=6,",  # PRX002, router
         "::error file=deploy/nginx.conf,line=4,",  # where proxy_pass stands
     ]
 
@@ -66,4 +66,6 @@ def test_a_result_of_sarif_is_at_a_file_that_is_there(report: Report) -> None:
         "deploy/a%2C%20b.yml",
         "deploy/nginx.conf",
     }
-    assert {"startLine": 4} in [place.get("region") for place in places]
+    assert {json.dumps(place.get("region")) for place in places} == {
+        f'{{"startLine": {line}}}' for line in (3, 4, 6)
+    }

@@ -250,7 +250,10 @@ def test_envoy_waits_as_long_as_the_shortest_of_its_time_outs() -> None:
         "envoy /": (15.0, False, True),
         "envoy prefill": (3600.0, False, None),
     }
-    assert all_of(ENVOY, "envoy.yaml")[0].where == "envoy.yaml, api, virtual host llm, /v1/chat"
+    # lines counted by hand: the first route, and the filter of the other listener
+    places = [proxy.where for proxy in all_of(ENVOY, "envoy.yaml")]
+    assert places[0] == "envoy.yaml, line 16, api, virtual host llm, /v1/chat"
+    assert places[-1] == "envoy.yaml, line 34, bootstrap"
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -321,6 +324,31 @@ def test_routes_that_envoy_gets_elsewhere_are_reported() -> None:
     ]
     by_rds = ENVOY.replace("stat_prefix: api", "rds: {route_config_name: x}")
     assert [one.why for one in proxies.read("e", by_rds).unread] == ["routes that come by rds are not read"]
+
+
+_MIRROR = "request_mirror_policies: [{cluster: shadow%s}]"
+
+
+@pytest.mark.parametrize(
+    ("share", "copies"),
+    [
+        ("", "shadow"),
+        (", runtime_fraction: {default_value: {numerator: 5}}", "shadow"),
+        (", runtime_fraction: {default_value: {numerator: 0}}", ""),
+    ],
+)
+def test_envoy_copies_requests_where_a_level_says_so(share: str, copies: str) -> None:
+    """The innermost level that has policies counts (config.route.v3)."""
+    mirror = _MIRROR % share
+    by_route = ENVOY.replace("timeout: 600s", f"timeout: 600s\n                  {mirror}")
+    assert [proxy.copies for proxy in all_of(by_route)][:2] == [copies, ""]
+    by_host = ENVOY.replace('domains: ["*"]', f'domains: ["*"]\n              {mirror}')
+    by_all = ENVOY.replace("virtual_hosts:", f"{mirror}\n            virtual_hosts:")
+    for text in (by_host, by_all):
+        assert {proxy.copies for proxy in all_of(text) if proxy.name != "envoy prefill"} == {copies}
+    inner = by_all.replace("timeout: 600s", "timeout: 600s, requestMirrorPolicies: [{cluster: other}]")
+    inner = inner.replace("timeout: 600s, r", "timeout: 600s\n                  r")
+    assert all_of(inner)[0].copies == "other"
 
 
 # ------------------------------------------------------------------------------------ HAProxy
@@ -478,3 +506,29 @@ def test_no_damaged_configuration_ends_the_reader(data: st.DataObject, text: str
     proxies.looks_like("file", damaged)
     reading = proxies.read("file", damaged)
     assert reading.proxies or reading.unread
+
+
+# ------------------------------------------------------------------------------------ copies by nginx
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "copies"),
+    [
+        ("", "", ""),
+        ("mirror /copy;", "", "/copy"),
+        ("mirror /copy;", "mirror off;", ""),
+        ("", "mirror /copy; mirror /again;", "/copy, /again"),
+    ],
+)
+def test_nginx_copies_requests_where_mirror_says_so(outer: str, inner: str, copies: str) -> None:
+    """ngx_http_mirror_module: inherited where the inner block has none of its own, `off` ends that."""
+    text = f"events {{}}\nhttp {{ {outer}\n server {{ listen 80;\n location / {{ {inner}\n proxy_pass http://llm; }} }} }}\n"
+    assert [proxy.copies for proxy in all_of(text)] == [copies]
+
+
+def test_whether_a_snippet_is_copied_is_not_known() -> None:
+    assert all_of("location / {\n proxy_pass http://llm;\n proxy_read_timeout 60s;\n}\n")[0].copies is None
+    cut = proxies.read("n", "http {\n server { listen 80;\n location / { proxy_pass http://a;\n mirror /b;\n")
+    assert [proxy.copies for proxy in cut.proxies] == ["/b"]
+    open_end = proxies.read("n", "http {\n server { listen 80;\n location / { proxy_pass http://a; }\n")
+    assert [proxy.copies for proxy in open_end.proxies] == [None]  # `mirror` may stand further on

@@ -735,6 +735,10 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "PRX004", "passed", behind({"pairs": False}, kind="vllm-router"), "there is no other half"
     yield "PRX004", "unknown", behind({"pairs": True}, kind="sglang-router"), "sgl-model-gateway:v0.3.2"
 
+    yield "PRX005", "finding", behind({"copies": "/shadow"}), "it sends a copy of each request to /shadow"
+    yield "PRX005", "passed", behind({"copies": ""}), ""
+    yield "PRX005", "unknown", behind({}), "whether it sends copies of requests elsewhere is not known"
+
     yield "EXP001", "finding", prefill(inner_host="0.0.0.0"), "listens on all interfaces (0.0.0.0)"
     yield "EXP001", "passed", prefill(inner_host="10.0.0.1"), ""
     for everywhere in ("::", "[::]", "*", "0", "::0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0", "0.0"):

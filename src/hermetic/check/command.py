@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,22 +133,47 @@ def _watch(asked: Asked, options: CheckOptions, form: str, strict: bool) -> int:
     if asked.metrics_port is not None:
         port = watching.serve(figures, asked.metrics_host, asked.metrics_port)
         print(f"figures at http://{asked.metrics_host}:{port}/metrics", file=sys.stderr, flush=True)
-    numbers = itertools.count(1)
-
-    def told(report: Report) -> None:
-        if form in ("text", "github"):  # the others say it themselves
-            print(f"round {next(numbers)} at {report.started}", flush=True)
-        _show(report, form, strict, asked.verbose)
+    rounds = _Rounds(form, strict, asked.verbose)
 
     with contextlib.suppress(KeyboardInterrupt):
-        watching.watch(lambda: run(options), every, told, figures)
+        watching.watch(lambda: run(options), every, rounds.told, figures)
     return 0
 
 
+@dataclasses.dataclass
+class _Rounds:
+    """What --watch prints. JSON and SARIF say themselves when they were made."""
+
+    form: str
+    strict: bool
+    verbose: bool
+    number: int = 0
+    before: Report | None = None
+
+    def told(self, report: Report) -> None:
+        self.number += 1
+        with _room():
+            if self.form == "text":
+                console = Console(highlight=False)
+                text.show_round(console, self.number, self.before, report, self.strict, self.verbose)
+            else:
+                if self.form == "github":
+                    print(f"round {self.number} at {report.started}", flush=True)
+                _write(report, self.form, self.strict, self.verbose)
+        self.before = report
+
+
 def _show(report: Report, form: str, strict: bool, verbose: bool) -> None:
-    """Raises OptionError where there is no room for it; BrokenPipeError where nobody reads any more."""
-    try:
+    """Raises as `_room` does."""
+    with _room():
         _write(report, form, strict, verbose)
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Raises OptionError where there is no room for a report; BrokenPipeError where nobody reads any more."""
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:

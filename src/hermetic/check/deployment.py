@@ -35,6 +35,7 @@ class Proxy:
     """nginx, Envoy, HAProxy or a router before the nodes. Seconds; None: it does not say, and its kind's default is not known. math.inf: it never gives up.
 
     `closes_upstream`: whether it closes the connection to the server when the client leaves before the first token.
+    `copies`: where it sends a copy of each request, "" for nowhere.
     `pairs`: of a router, whether it sends each request to two halves; `cancels_both`: whether it cancels one when the other fails."""
 
     name: str
@@ -43,6 +44,7 @@ class Proxy:
     read_timeout: float | None = None
     retries_post: bool | None = None
     closes_upstream: bool | None = None
+    copies: str | None = None
     pairs: bool | None = None
     cancels_both: bool | None = None
     routes: str = ""  # which location, route or backend this is

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from hermetic.check.output import missing, words
+from hermetic.check.output.changes import changes, said_otherwise
 from hermetic.check.result import Report, Told, Verdict
 from hermetic.check.rules import RULES
 
-MOST = 4  # names in a list, before it says how many more
 LONGEST = 10_000  # characters of a line
 _COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
@@ -39,6 +39,28 @@ def show(console: Console, report: Report, strict: bool = False, verbose: bool =
     for note in report.notes:
         _line(console, "note", "bold", note)
     _end(console, report, strict, verbose)
+
+
+def show_round(
+    console: Console,
+    number: int,
+    before: Report | None,
+    report: Report,
+    strict: bool = False,
+    verbose: bool = False,
+) -> None:
+    """One round of --watch: all of it the first time, with `verbose`, and when another verdict was given than `before`; else a line, and findings that
+    have other numbers."""
+    changed = [] if before is None else changes(before, report)
+    if before is not None and not changed and not verbose:
+        for verdict in said_otherwise(before, report):
+            _finding(console, verdict, None)
+        _line(console, f"round {number} at {report.started}", "bold", f"as before: {words.headline(report, strict)}")  # fmt: skip
+        return
+    console.print(Text(words.plain(f"round {number} at {report.started}"), style="bold"), soft_wrap=True)
+    for one in changed:
+        _line(console, "changed", "bold", one)
+    show(console, report, strict, verbose)
 
 
 def _line(console: Console, label: str, style: str, text: str, after: str = "") -> None:
@@ -79,12 +101,12 @@ def _style(strict: bool) -> str:
 
 
 def _whose(nodes: Sequence[str]) -> str:
-    return f"{_some(nodes)}: " if nodes else ""
+    return f"{words.some(nodes)}: " if nodes else ""
 
 
 def _codes(codes: Sequence[str]) -> str:
     """Of many, the first few, and how many more."""
-    return f" ({_some(codes)})"
+    return f" ({words.some(codes)})"
 
 
 def _beside(console: Console, report: Report, verbose: bool) -> None:
@@ -93,7 +115,7 @@ def _beside(console: Console, report: Report, verbose: bool) -> None:
         if one.part and not one.left_out:
             _line(console, "read only in part", "bold", f"{words.plain(one.source, 200)}: {words.plain(one.why)}")  # fmt: skip
     if left_out := [one.source for one in report.unread if one.left_out]:
-        named = ", ".join(left_out) if verbose else _some([Path(one).name for one in left_out])
+        named = ", ".join(left_out) if verbose else words.some([Path(one).name for one in left_out])
         told = f"{words.counted(len(left_out), 'file')} that are no output or configuration of an engine: {named}"  # fmt: skip
         _line(console, "left out", "bold", told)
 
@@ -108,17 +130,12 @@ def _end(console: Console, report: Report, strict: bool, verbose: bool) -> None:
     console.print(Text.assemble((words.headline(report, strict), "bold red" if bad else "bold"), (after, "dim")), soft_wrap=True)  # fmt: skip
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first few of many, and how many more."""
-    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
-
-
 def _nodes(console: Console, nodes: Sequence[Told]) -> None:
     """In columns that are as wide as what stands in them; what was read stands last, where it may be long."""
     rows: list[tuple[str, ...]] = [("node", "role", "engine", "version", "pool", "context", "read from")]
     for node in nodes:
         said = (node.name, node.role or "?", node.engine or "?", node.version or "?")
-        sources = _some([source if "://" in source else Path(source).name for source in node.sources])
+        sources = words.some([source if "://" in source else Path(source).name for source in node.sources])
         row = (*said, _number(node, "pool"), _number(node, "context"), sources)
         rows.append(tuple(words.plain(cell, 200) for cell in row))
     wide = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -137,4 +154,4 @@ def _number(node: Told, fact: str) -> str:
     return " or ".join(f"{int(value):,}" if value.isdigit() else value for value in values) or "?"
 
 
-__all__ = ["show"]
+__all__ = ["show", "show_round"]

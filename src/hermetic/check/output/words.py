@@ -9,6 +9,7 @@ from hermetic.check.result import Report, Verdict
 from hermetic.check.rules import RULES
 
 _LINE = re.compile(r", line (\d{1,9})\b")
+MOST = 4  # names in a list, before it says how many more
 LONGEST = 600  # characters of one message; logs and answers can hold anything
 
 
@@ -60,6 +61,11 @@ def _longest(where: str, sources: Sequence[str]) -> str:
     return max(found, key=len, default="")
 
 
+def some(names: Sequence[str]) -> str:
+    """The first few of many, and how many more."""
+    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+
+
 def counted(number: int, one: str) -> str:
     return f"{number} {one}" if number == 1 else f"{number} {one}s"
 
@@ -68,4 +74,4 @@ def title(code: str) -> str:
     return RULES[code].title
 
 
-__all__ = ["counted", "headline", "message", "place", "plain", "title"]
+__all__ = ["counted", "headline", "message", "place", "plain", "some", "title"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from hermetic.check import facts
 from hermetic.check.deployment import Proxy
 from hermetic.check.facts import Sheet
-from hermetic.check.readers import flags, hidden, overlays, shell
+from hermetic.check.readers import flags, hidden, overlays, shell, yaml_text
 from hermetic.check.readers.beside import Files, beside
-from hermetic.check.readers.proxies import nginx_settings, retries_of_nginx, seconds_of_nginx
+from hermetic.check.readers.proxies import copies_of_nginx, nginx_settings, retries_of_nginx, seconds_of_nginx
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import SECRET, UNKNOWN, Filler
 from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, sequence, text_of, under
@@ -151,7 +151,7 @@ def _compose(reading: Reading, source: str, document: Mapping[str, Node], files:
         return
     for name, one in mapping(document["services"]).items():
         service = mapping(one)
-        place = f"{source}, service {name}"
+        place = f"{yaml_text.place(source, service)}, service {name}"
         if name in changed and overlays.of_an_engine(service, changed[name]):
             reading.failed(
                 place,
@@ -363,7 +363,7 @@ def _pod(
     around: _Around,
     files: Files,
 ) -> None:
-    started: list[tuple[str, list[flags.Run], _Variables]] = []
+    started: list[tuple[dict[str, Node], list[flags.Run], _Variables]] = []
     for one in sequence(pod.spec.get("containers")):
         container = mapping(one)
         variables = _container_variables(container, around)
@@ -376,13 +376,12 @@ def _pod(
         ]
         image = text_of(container.get("image"))
         runs = flags.in_image(image, entry, arguments, known, complete=variables.complete)
-        named = text_of(container.get("name"))
         if runs:
-            started.append((named, runs, variables))
+            started.append((container, runs, variables))
         elif not pod.ends:
-            _hidden(reading, image, entry, arguments, f"{source}, {pod.resource}, container {named}", label)
-    for name, runs, variables in started:
-        place = f"{source}, {pod.resource}, container {name}"
+            _hidden(reading, image, entry, arguments, _container(source, pod, container), label)
+    for container, runs, variables in started:
+        place, name = _container(source, pod, container), text_of(container.get("name"))
         for missing in variables.missing:
             reading.failed(place, missing, part=True)
         before = len(reading.sheets)
@@ -391,6 +390,11 @@ def _pod(
             sheet.address = None  # the pod's own, which nobody outside can name
             if text_of(pod.spec.get("hostNetwork")) in ("", "false"):
                 sheet.loopback = f"{source}, {pod.resource}, {'/'.join(pod.path)}"
+
+
+def _container(source: str, pod: _Pod, container: Mapping[str, Node]) -> str:
+    """Where it stands."""
+    return f"{yaml_text.place(source, container)}, {pod.resource}, container {text_of(container.get('name'))}"
 
 
 def _container_variables(container: Mapping[str, Node], around: _Around) -> _Variables:
@@ -455,7 +459,7 @@ def _ingress(reading: Reading, source: str, resource: Mapping[str, Node]) -> Non
         text_of(under(resource, "spec", "ingressClassName")) + notes.get("kubernetes.io/ingress.class", "")
     ):
         return
-    place = f"{source}, Ingress/{_name(resource)}"
+    place = f"{yaml_text.place(source, resource)}, Ingress/{_name(resource)}"
     proxy = Proxy(name=f"Ingress {_name(resource)}", kind="nginx", where=place, routes=_hosts(resource))
     settings = nginx_settings("\n".join(notes.get(name, "") for name in _SNIPPETS))
     timeout = (
@@ -476,6 +480,10 @@ def _ingress(reading: Reading, source: str, resource: Mapping[str, Node]) -> Non
         proxy.retries_post = False
     elif again is not None and retries_of_nginx(again):
         proxy.retries_post = True  # without non_idempotent the controller's retry-non-idempotent decides
+    if target := notes.get(f"{_INGRESS}mirror-target"):
+        proxy.copies = target
+    elif "mirror" in settings:
+        proxy.copies = copies_of_nginx(settings["mirror"])
     if "proxy_ignore_client_abort" in settings:
         proxy.closes_upstream = settings["proxy_ignore_client_abort"] != ["on"]
     reading.proxies.append(proxy)

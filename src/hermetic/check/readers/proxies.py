@@ -18,7 +18,18 @@ from hermetic.check.readers.beside import matching
 from hermetic.check.readers.quoting import quoted_words
 from hermetic.check.readers.reading import Reading
 from hermetic.check.readers.shell import UNKNOWN
-from hermetic.check.readers.yaml_text import Node, NotYaml, documents, mapping, sequence, text_of, under
+from hermetic.check.readers.yaml_text import (
+    Located,
+    Node,
+    NotYaml,
+    documents,
+    line_of,
+    mapping,
+    place,
+    sequence,
+    text_of,
+    under,
+)
 
 MOST = 4 * 1024**2  # characters of a configuration
 _HEAD = 1024**2
@@ -105,7 +116,7 @@ _UNITS = {
     "y": 31536000.0,
 }
 _SETTINGS = (
-    "proxy_read_timeout", "proxy_next_upstream", "proxy_next_upstream_tries", "proxy_ignore_client_abort", "proxy_timeout",
+    "proxy_read_timeout", "proxy_next_upstream", "proxy_next_upstream_tries", "proxy_ignore_client_abort", "proxy_timeout", "mirror",
 )  # fmt: skip
 
 
@@ -242,6 +253,11 @@ def retries_of_nginx(conditions: Sequence[str]) -> bool:
     return "non_idempotent" in conditions and "off" not in conditions
 
 
+def copies_of_nginx(targets: Sequence[str] | None) -> str | None:
+    """Where `mirror` (since 1.13.4, of 2017) sends copies of a request."""
+    return None if targets is None else ", ".join(one for one in targets if one != "off")
+
+
 def nginx_settings(text: str) -> dict[str, list[str]]:
     """The settings that matter here in a snippet, by name."""
     return {
@@ -282,9 +298,9 @@ def _hands_on(one: Directive) -> bool:
 
 def _forget(proxy: Proxy) -> None:
     """What a file says that breaks off may be said otherwise further on: a directive holds for its block wherever in it it stands. That POST is sent
-    again can no longer be taken back."""
+    again, or copied, can no longer be taken back."""
     proxy.read_timeout = proxy.closes_upstream = None
-    proxy.retries_post = proxy.retries_post or None
+    proxy.retries_post, proxy.copies = proxy.retries_post or None, proxy.copies or None
 
 
 @dataclass
@@ -319,6 +335,8 @@ class _Nginx:
         for one, _ in spread:
             if one.block is None and one.name in _SETTINGS and one.arguments:
                 settings[one.name] = one.arguments
+        if targets := [one.arguments[0] for one, _ in spread if one.name == "mirror" and one.arguments]:
+            settings["mirror"] = targets  # of which there can be several
         if own := [one.arguments for one, _ in spread if one.name == "error_page"]:
             settings["error_page"] = [words[-1] for words in own if not _FAILED.isdisjoint(words[:-1])]
         if path[-1:] == ("server",):
@@ -386,6 +404,7 @@ class _Nginx:
                 self.reading.failed(where, f"{setting} is {written[:60]!r}, which is no time", part=True)
         if stream:
             proxy.retries_post = False  # what is tried again is the connection, before a byte was sent
+            proxy.copies = ""
         else:
             self._post(proxy, settings, whole)
             others = self.named & {*settings.get("error_page", ())} - {path[-1].removeprefix("location ")}
@@ -398,6 +417,7 @@ class _Nginx:
             proxy.retries_post = False
         elif conditions is not None:
             proxy.retries_post = retries_of_nginx(conditions)
+        proxy.copies = copies_of_nginx(settings.get("mirror", [] if whole else None))
         ignores = settings.get("proxy_ignore_client_abort", ["off"] if whole else None)
         if ignores is not None:
             proxy.closes_upstream = ignores != ["on"]
@@ -428,7 +448,7 @@ def _envoy(reading: Reading, source: str, text: str) -> None:
             name = text_of(mapping(listener).get("name")) or "listener"
             for chain in _chains(listener):
                 for one in sequence(under(chain, "filters")):
-                    _filter(reading, f"{source}, {name}", mapping(one))
+                    _filter(reading, source, name, mapping(one))
         dynamic = under(document, "dynamic_resources")
         for kind in ("lds_config", "ads_config"):
             if under(dynamic, kind) is not None:
@@ -439,12 +459,11 @@ def _envoy(reading: Reading, source: str, text: str) -> None:
 def _snake(node: Node) -> Node:
     """With the keys as the documentation spells them: Envoy takes retryPolicy for retry_policy as well."""
     if isinstance(node, dict):
-        return {
-            re.sub("[A-Z]", lambda sign: f"_{sign[0].lower()}", key)
-            if _CAMEL.fullmatch(key)
-            else key: _snake(inner)
-            for key, inner in node.items()
-        }
+        found = Located(line_of(node))
+        for key, inner in node.items():
+            camel = _CAMEL.fullmatch(key) is not None
+            found[re.sub("[A-Z]", lambda sign: f"_{sign[0].lower()}", key) if camel else key] = _snake(inner)
+        return found
     return [_snake(inner) for inner in node] if isinstance(node, list) else node
 
 
@@ -454,15 +473,18 @@ def _chains(listener: Node) -> list[Node]:
     return chains + ([default] if default is not None else [])
 
 
-def _filter(reading: Reading, where: str, one: Mapping[str, Node]) -> None:
+def _filter(reading: Reading, source: str, listener: str, one: Mapping[str, Node]) -> None:
+    where = f"{place(source, one)}, {listener}"
     config = mapping(one.get("typed_config") or one.get("config"))
     kind = text_of(config.get("@type")) + text_of(one.get("name"))
     if "http_connection_manager" in kind or "HttpConnectionManager" in kind:
         if config.get("rds") is not None:
             reading.failed(where, "routes that come by rds are not read", part=True)
-        for host in sequence(under(config, "route_config", "virtual_hosts")):
+        routes = mapping(config.get("route_config"))
+        for host in sequence(routes.get("virtual_hosts")):
             for number, route in enumerate(sequence(under(host, "routes")), 1):
-                _route(reading, where, config, mapping(host), mapping(route), number)
+                at = f"{place(source, route)}, {listener}"
+                _route(reading, at, (config, routes, mapping(host)), mapping(route), number)
     elif "tcp_proxy" in kind or "TcpProxy" in kind:
         idle = _envoy_time(reading, where, "idle_timeout", config.get("idle_timeout"), _TCP_IDLE)
         cluster = text_of(config.get("cluster"))
@@ -473,6 +495,7 @@ def _filter(reading: Reading, where: str, one: Mapping[str, Node]) -> None:
                 where=where,
                 read_timeout=idle,
                 retries_post=False,
+                copies="",
                 routes=f"tcp -> {cluster}",
             )
         )
@@ -480,13 +503,14 @@ def _filter(reading: Reading, where: str, one: Mapping[str, Node]) -> None:
 
 def _route(
     reading: Reading,
-    place: str,
-    manager: Mapping[str, Node],
-    host: Mapping[str, Node],
+    at: str,
+    around: tuple[Mapping[str, Node], Mapping[str, Node], Mapping[str, Node]],
     route: Mapping[str, Node],
     number: int,
 ) -> None:
-    """How long a route waits for the first byte is the least of its time-outs: all of them run until then."""
+    """How long a route waits for the first byte is the least of its time-outs: all of them run until then. `around`: its connection manager, the
+    manager's routes, and its virtual host."""
+    manager, routes, host = around
     action, match = mapping(route.get("route")), mapping(route.get("match"))
     if not action or not _takes_post(sequence(match.get("headers"))):
         return
@@ -495,7 +519,7 @@ def _route(
         (text_of(match.get(key)) for key in ("prefix", "path", "path_separated_prefix") if match.get(key)), ""
     )
     path = path or text_of(under(match, "safe_regex", "regex")) or f"route {number}"
-    where = f"{place}, virtual host {host_name}, {path}" if host_name else f"{place}, {path}"
+    where = f"{at}, virtual host {host_name}, {path}" if host_name else f"{at}, {path}"
     policy = mapping(action.get("retry_policy") or host.get("retry_policy"))
     retries = _envoy_retries(policy)
 
@@ -521,9 +545,18 @@ def _route(
         read_timeout=min(known) if len(known) == len(times) else None,
         retries_post=retries,
         closes_upstream=True,  # a stream whose client is gone is reset
+        copies=_envoy_copies(action, host, routes),
         routes=f"{path} -> {_cluster(action)}",
     )
     reading.proxies.append(proxy)
+
+
+def _envoy_copies(*levels: Mapping[str, Node]) -> str:
+    """The clusters that get a copy of each request. The innermost level that says so counts; a share of 0 is none."""
+    policies = next((found for one in levels if (found := sequence(one.get("request_mirror_policies")))), [])
+    shares = [under(one, "runtime_fraction", "default_value") for one in policies]
+    wanted = [mapping(one) for one, share in zip(policies, shares, strict=True) if not share or text_of(under(share, "numerator")) not in ("", "0")]  # fmt: skip
+    return ", ".join(text_of(one.get("cluster")) or "a cluster told by the request" for one in wanted)
 
 
 def _cluster(action: Mapping[str, Node]) -> str:

@@ -22,6 +22,14 @@ _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
+class Located(dict[str, Node]):
+    """A mapping, and the line that it begins on, from 1; 0 where that is not known (JSON)."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+
+
 class NotYaml(ValueError):
     """Why a text cannot be read, in words for people."""
 
@@ -69,6 +77,17 @@ def mapping(node: object) -> dict[str, Node]:
     return node if isinstance(node, dict) else {}
 
 
+def line_of(node: object) -> int:
+    """The line on which a mapping begins, or 0."""
+    return node.line if isinstance(node, Located) else 0
+
+
+def place(source: str, node: object) -> str:
+    """The source, and the line in it on which the mapping begins, where that is known."""
+    line = line_of(node)
+    return f"{source}, line {line}" if line else source
+
+
 def sequence(node: object) -> list[Node]:
     """The node if it is a list, else an empty one."""
     return node if isinstance(node, list) else []
@@ -114,7 +133,10 @@ def _documents(text: str) -> list[Node]:
             if len(stack) >= DEEPEST:
                 raise NotYaml(f"is nested more than {DEEPEST} deep")
             anchors.pop(event.anchor or "", None)
-            stack.append(_Open({} if isinstance(event, yaml.MappingStartEvent) else [], event.anchor))
+            line = event.start_mark.line + 1
+            stack.append(
+                _Open(Located(line) if isinstance(event, yaml.MappingStartEvent) else [], event.anchor)
+            )
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             closed = stack.pop()
             value = _merge(closed)
@@ -183,4 +205,15 @@ def _text(value: object) -> Node:
     return None if value is None else str(value)
 
 
-__all__ = ["Node", "NotYaml", "documents", "mapping", "sequence", "text_of", "under"]
+__all__ = [
+    "Located",
+    "Node",
+    "NotYaml",
+    "documents",
+    "line_of",
+    "mapping",
+    "place",
+    "sequence",
+    "text_of",
+    "under",
+]

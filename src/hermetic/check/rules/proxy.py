@@ -131,6 +131,24 @@ def cancels_one(proxy: Proxy, deployment: Deployment) -> Answer:
     )
 
 
+@rule(
+    "PRX005",
+    "the proxy sends a copy of each request to another server",
+    severity="warning",
+    per="proxy",
+    kinds=("nginx", "envoy"),
+    why="A copy has everything that the request has: what its customer wrote, its request id, and what names its transfer (a bootstrap room, "
+    "kv_transfer_params). Where it reaches nodes that serve, each of these is used twice; where it reaches others, customers' prompts are on servers "
+    "that nobody has checked.",
+    fix="Remove it (nginx mirror, Envoy request_mirror_policies, the mirror-target of an Ingress), or copy to a deployment of its own that was checked as "
+    "this one was, with fields that name transfers taken out.",
+    source="ngx_http_mirror_module; config.route.v3.RouteAction.RequestMirrorPolicy; the class 'id reuse' of the field's fault reports.",
+)
+def copies(proxy: Proxy, deployment: Deployment) -> Answer:
+    where = _said(proxy, proxy.copies, "whether it sends copies of requests elsewhere")
+    return f"it sends a copy of each request to {where}" if where else None
+
+
 def _may_be_half(node: Sheet) -> bool:
     """Whether nobody says that a node is of another engine, or no half of a pair."""
     engines, roles = node.values(facts.ENGINE), node.values(facts.ROLE)
