@@ -668,6 +668,13 @@ def exposure(
     ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the request ids there, one a line.")
     ] = None,
+    prefill_log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Log of the prefill half, to compare prompt tokens by request id; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """After an incident: which past answers fit its signature?
 
@@ -676,7 +683,17 @@ def exposure(
 
     raise typer.Exit(
         exposed.main(
-            exposed.Asked(tuple(logs), pool, since, until, prefill_speed, tuple(field or ()), format, ids)
+            exposed.Asked(
+                logs=tuple(logs),
+                pool=pool,
+                since=since,
+                until=until,
+                prefill_speed=prefill_speed,
+                fields=tuple(field or ()),
+                format=format,
+                ids=ids,
+                prefill_logs=tuple(prefill_log or ()),
+            )
         )
     )
 

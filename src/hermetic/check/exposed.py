@@ -36,6 +36,7 @@ class Asked:
     fields: tuple[str, ...] = ()
     format: str = "text"
     ids: Path | None = None
+    prefill_logs: tuple[Path, ...] = ()
 
 
 def main(asked: Asked) -> int:
@@ -61,7 +62,10 @@ def _options(asked: Asked) -> ExposureOptions:
         raise OptionError("--since is not before --until")
     if asked.prefill_speed is not None and not math.isfinite(asked.prefill_speed):
         raise OptionError(f"--prefill-speed is {asked.prefill_speed}; it must be tokens a second")
-    return ExposureOptions(asked.pool, since, until, asked.prefill_speed, dict(map(_field, asked.fields)))
+    if [str(path) for path in (*asked.logs, *asked.prefill_logs)].count("-") > 1:
+        raise OptionError("- is standard input, which can be read only once")
+    fields = dict(map(_field, asked.fields))
+    return ExposureOptions(asked.pool, since, until, asked.prefill_speed, fields, asked.prefill_logs)
 
 
 def _field(text: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 
 from hermetic.check.exposure_fields import KINDS, Found, Plans, in_time, number, tokens
+from hermetic.check.exposure_halves import Counts
 from hermetic.check.exposure_lines import LONGEST_LINE, lines
 from hermetic.check.exposure_times import Bucket, TimeLine
 from hermetic.options import OptionError
@@ -64,7 +65,7 @@ class Lacking(msgspec.Struct):
 
 
 class Exposure(msgspec.Struct, kw_only=True):
-    """`answered`: of the lines that were judged those with a status of 2xx. `fits`: all responses that fit; `hits`: those of them that are listed, in the order of time; `times`: hits in steps of `step` seconds, quiet ones
+    """`answered`: of the lines that were judged those with a status of 2xx; `compared`: of these those of which prefill's count is known. `fits`: all responses that fit; `hits`: those of them that are listed, in the order of time; `times`: hits in steps of `step` seconds, quiet ones
     too; `no_time`: hits of which no time is known. `passed_over`: lines of requests that send no prompt (GET, health checks). `outside`: of another time.
     """
 
@@ -72,6 +73,7 @@ class Exposure(msgspec.Struct, kw_only=True):
     lines: int = 0
     judged: int = 0
     answered: int = 0
+    compared: int = 0
     outside: int = 0
     passed_over: int = 0
     fits: int = 0
@@ -92,39 +94,57 @@ class Exposure(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class ExposureOptions:
-    """`fields`: names by kind, in place of the usual ones. `prefill_speed`: tokens a second at best; None: not asked."""
+    """`fields`: names by kind, in place of the usual ones. `prefill_speed`: tokens a second at best; None: not asked. `prefill_logs`: logs of the other
+    half, of which each answer's request is looked for by its id."""
 
     pool: int
     since: datetime | None = None
     until: datetime | None = None
     prefill_speed: float | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    prefill_logs: Sequence[Path] = ()
 
 
 def read(paths: Sequence[Path], options: ExposureOptions) -> Exposure:
     """Judge every line of every log; `-` is standard input. Raises OptionError for fields that cannot be meant."""
-    judge = _Judge(options)
-    for path in paths:
-        name = "standard input" if str(path) == "-" else os.fsencode(path).decode("utf-8", "backslashreplace")
-        try:
-            with _open(path) as stream:
-                for at, line in lines(stream):
-                    judge.line(line, name, at)
-        except (OSError, EOFError, zlib.error) as error:
-            judge.found.unread.append(f"{name}: {getattr(error, 'strerror', None) or error}")
-    return judge.ended()
+    with Counts() as counts:
+        judge = _Judge(options, counts)
+        for take, some in ((judge.prefill_line, options.prefill_logs), (judge.line, paths)):
+            for path in some:
+                _each(path, take, judge.found.unread)
+        return judge.ended()
+
+
+def _each(path: Path, take: Callable[[bytes | None, str, int], None], unread: list[str]) -> None:
+    name = "standard input" if str(path) == "-" else os.fsencode(path).decode("utf-8", "backslashreplace")
+    try:
+        with _open(path) as stream:
+            for at, line in lines(stream):
+                take(line, name, at)
+    except (OSError, EOFError, zlib.error) as error:
+        unread.append(f"{name}: {getattr(error, 'strerror', None) or error}")
 
 
 class _Judge:
     """All lines, one after the other."""
 
-    def __init__(self, options: ExposureOptions) -> None:
+    def __init__(self, options: ExposureOptions, counts: Counts) -> None:
         self.options, self.found = options, Exposure(pool=options.pool)
+        self._counts = counts
         self._plans = Plans(options.fields)
         self._lacking: dict[str, Lacking] = {}
         self._signs, self._times = Counter[str](), TimeLine()
-        self._halves = self._undecided = self._only_header = 0
+        self._undecided = self._only_header = 0
         self._by_time = options.since is not None or options.until is not None
+
+    def prefill_line(self, line: bytes | None, name: str, at: int) -> None:
+        """One line of the other half's log: only what it counted, and for which request."""
+        value = _object(line)
+        fields = self._plans.of(value) if value is not None else None
+        if fields is None or (prompt := tokens(fields.get("prompt"))) is None:
+            return
+        if (request := fields.get("id")) is not None:
+            self._counts.add(request, prompt)
 
     def line(self, line: bytes | None, name: str, at: int) -> None:
         if line is not None and line.isspace():
@@ -172,7 +192,9 @@ class _Judge:
         """The signs that an answer to a prompt of this length shows."""
         self.found.answered += 1
         other, signs = tokens(fields.get("prefill_prompt")), list[Sign]()
-        self._halves += other is not None
+        if other is None and self.options.prefill_logs and (request := fields.get("id")) is not None:
+            other = self._counts.of(request, prompt)
+        self.found.compared += other is not None
         if max(prompt, other or 0) > self.options.pool:
             signs.append(SIGNS[0])
         if self.options.prefill_speed is not None:
@@ -237,8 +259,14 @@ class _Judge:
                 f"{SIGNS[1]}: {self._only_header:,} of them say when the header came, which may be before the first token; where the server holds it back "
                 "until then, name that field: --field first=upstream_header_time"
             )
-        if not self._halves and self.found.judged:
-            yield f"{SIGNS[2]}: no line says what the prefill half counted (--field prefill_prompt=NAME)"
+        found = self.found
+        if not found.compared and found.judged:
+            yield (
+                f"{SIGNS[2]}: no line says what the prefill half counted (--field prefill_prompt=NAME), and no answer is in a --prefill-log with its "
+                "request id and prompt tokens"
+            )
+        elif found.compared < found.answered:
+            yield f"{SIGNS[2]}: of {found.answered - found.compared:,} of {found.answered:,} answers nothing says what prefill counted"
 
 
 def _sends_none(fields: Found) -> bool:
