@@ -22,7 +22,7 @@ from hermetic.audit.exchange import Answer, Ask
 from hermetic.audit.learned import Edge, Learned
 from hermetic.audit.markers import Plant
 from hermetic.audit.scenarios import NEEDS, SCENARIOS, chosen
-from hermetic.audit.scenarios.asking import Ruler, ids, words_for
+from hermetic.audit.scenarios.asking import Ruler, copy, ids, words_for
 from hermetic.audit.scenarios.capacity import overs
 from hermetic.audit.scenarios.fields import bad_bodies
 from hermetic.audit.stage import SIZES, Stage, changed
@@ -110,6 +110,20 @@ async def test_every_request_carries_the_bound_and_the_key_of_its_tenant() -> No
         show = await play(name, Clean(), keys=2)
         assert all(ask.within >= LEARNED.bound and ask.key in (0, 1) for ask in show.target.asked), name
         assert {ask.key for ask in show.target.asked} == {0, 1}, name
+
+
+@pytest.mark.parametrize(("at_once", "seconds"), [(None, 30 + 3 * 1600 / 100), (4, 30 + 3 * 800 / 100)])
+async def test_beside_others_each_is_waited_for_while_all_of_them_are_read(
+    at_once: int | None, seconds: float
+) -> None:
+    """Eight prompts of 200 tokens at 100 tokens a second, which a server in a crowd may read a third as fast. Two real engines on two cores were
+    called silent because eight long prompts took longer to read than one."""
+    learned = Learned(model="m", tokens_per_word=2.0, prefill=100.0, bound=30.0)
+    target, plant = Clean(), Plant(1)
+    stage = Stage("sessions", target, learned, plant, Recorder(), sim.TINY, 1, lambda: 100.0)
+    wave = [changed(copy(stage, stage.tenant()), prompt="word " * 100) for _ in range(8)]
+    await stage.together([*wave[:-1], changed(wave[-1], within=500.0)], at_once)
+    assert [ask.within for ask in target.asked] == [seconds] * 7 + [500.0]
 
 
 async def test_the_quick_profile_makes_few_requests() -> None:

@@ -5,6 +5,7 @@ The one thing to know: limits are learned from what the server accepts and refus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +38,12 @@ class Noise(msgspec.Struct, frozen=True):
     logprob_largest: float | None = None  # and the largest that was seen
 
 
+PLAIN_PREFILL = 400.0  # tokens a second, where it was not measured: a small model on a CPU
+# How much slower than its best a server may read before it counts as silent. vLLM's pair on two cores read eight prompts of 2,600 tokens half as fast
+# as one of 500.
+SLOWER = 3.0
+
+
 class Learned(msgspec.Struct, kw_only=True):
     """`tokens_per_word`: of the audit's own prompts, by the server's own usage. `prefill`: prompt tokens a second at best
     (None: not measured); `first`: seconds to the first token of a short prompt, as measured (median)."""
@@ -61,6 +68,14 @@ class Learned(msgspec.Struct, kw_only=True):
     noise: Noise = Noise()
     facts: dict[str, Any] = {}  # what the server says of itself
 
+    def tokens(self, prompt: str | Sequence[int]) -> float:
+        """About how many tokens a prompt of the audit's own has."""
+        return len(prompt.split()) * self.tokens_per_word if isinstance(prompt, str) else len(prompt)
+
+    def reading(self, tokens: float) -> float:
+        """About how many seconds this server takes to read so many tokens."""
+        return tokens / (self.prefill or PLAIN_PREFILL)
+
     def longest(self, endpoint: str) -> int:
         """Tokens of prompt that this endpoint is known to take."""
         edge = self.edges.get(endpoint)
@@ -75,4 +90,4 @@ class Learned(msgspec.Struct, kw_only=True):
         return max([known, *(n for n in others if edge.refused is None or n < edge.refused)])
 
 
-__all__ = ["Edge", "Learned", "Noise"]
+__all__ = ["SLOWER", "Edge", "Learned", "Noise"]

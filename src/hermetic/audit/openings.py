@@ -17,7 +17,7 @@ from statistics import median
 from hermetic.audit.edges import Search, Tried, find_edge, numbers
 from hermetic.audit.engines import Said, recognise
 from hermetic.audit.exchange import Answer, Ask, Endpoint, How
-from hermetic.audit.learned import Edge, Learned, Noise
+from hermetic.audit.learned import SLOWER, Edge, Learned, Noise
 from hermetic.audit.markers import COMMON, Plant
 from hermetic.audit.stage import changed
 from hermetic.audit.target import Target, TargetError, TargetOptions
@@ -499,7 +499,7 @@ class _Learning:
     def _patience(self, tokens: int) -> float:
         """Seconds within which a prompt of so many tokens has to be answered, when nothing else runs."""
         prefill = self.learned.prefill
-        return max(15.0, 3 * (max(self.short) + (tokens / prefill if prefill else 5.0)) + 5.0)
+        return max(15.0, SLOWER * (max(self.short) + (tokens / prefill if prefill else 5.0)) + 5.0)
 
     def _bound(self) -> None:
         """For any request of the audit: the longest prompt, or 64 requests at once, with plenty to spare. Eight times as many

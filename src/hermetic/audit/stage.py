@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hermetic.audit.exchange import Answer, Ask
-from hermetic.audit.learned import Learned
+from hermetic.audit.learned import SLOWER, Learned
 from hermetic.audit.markers import Plant, Tenant
 
 
@@ -123,12 +123,15 @@ class Stage:
         return answer
 
     async def together(self, asks: Sequence[Ask], at_once: int | None = None) -> list[Answer]:
-        """Send these beside each other, at most `at_once` at a time; answers in the order of `asks`."""
+        """Send these beside each other, at most `at_once` at a time; answers in the order of `asks`. Each is waited for as much longer as the others that
+        are there may take to be read."""
+        tokens = sorted((self.learned.tokens(ask.prompt) for ask in asks), reverse=True)
+        within = self.learned.bound + SLOWER * self.learned.reading(sum(tokens[:at_once]))
         room = asyncio.Semaphore(at_once or len(asks) or 1)
 
         async def one(ask: Ask) -> Answer:
             async with room:
-                return await self.ask(ask)
+                return await self.ask(changed(ask, within=max(ask.within, within)))
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(ask)) for ask in asks]

@@ -21,7 +21,6 @@ SHORT, NORMAL, LONG = (
     96,
 )  # tokens of an answer: shows whose it is; copies a line; copies it again and again
 IDS = range(500, 16_000)  # token ids that every vocabulary in use has, beyond its special ones
-PLAIN_PREFILL = 400.0  # tokens a second, where it was not measured: a small model on a CPU
 # Answers after either of two tenants. If they group but for one, that is a finding beside another scenario: 2 * 13 of C(24, 12), times 2 scenarios and
 # 1 / 0.2, is 0.0001. Of 8 it is none even if all of them do.
 TURNS = 12
@@ -99,7 +98,7 @@ def beginning_with(stage: Stage, tenant: Tenant, beginning: str, tokens: int = 0
 
 def prefill_seconds(stage: Stage, tokens: int) -> float:
     """About how long this server takes to read so many tokens."""
-    return tokens / (stage.learned.prefill or PLAIN_PREFILL)
+    return stage.learned.reading(tokens)
 
 
 def affordable(stage: Stage, tokens: int, share: float = 0.5) -> bool:
