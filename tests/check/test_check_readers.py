@@ -239,7 +239,7 @@ def test_metrics_of_both_halves_in_one_file_are_two_nodes() -> None:
 
 
 NIXL = dict(
-    engine="vllm", page=128, pool=46592, waited=0.8, failed_transfers=0, expired=0, read_late=0, transfer_speed=1.769472e07 / 0.021829,
+    engine="vllm", page=128, pool=46592, waited=0.8, transfers=2, failed_transfers=0, expired=0, read_late=0, transfer_speed=1.769472e07 / 0.021829,
 )  # fmt: skip
 
 

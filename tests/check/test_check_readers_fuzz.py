@@ -44,7 +44,7 @@ KINDS = {
     **dict.fromkeys(("engine", "version", "role", "model", "revision", "served", "kv_dtype", "transport", "transport_version", "canary",
                      "host", "inner_host", "load_failure", "verify"), str),
     **dict.fromkeys(("context", "pool", "page", "longest", "reserve", "tp", "pp", "released", "released_by_timeout", "checksum_skipped",
-                     "checksum_wrong", "canary_checked", "canary_wrong", "canary_warm_up", "expired", "read_late", "failed_transfers", "verified",
+                     "checksum_wrong", "canary_checked", "canary_wrong", "canary_warm_up", "expired", "read_late", "transfers", "failed_transfers", "verified",
                      "integrity_failures", "quarantined", "served_requests"), int),
     **dict.fromkeys(("memory_fraction", "kv_bytes", "transfer_speed", "prefill_speed", "lease", "waited"), float),
     **dict.fromkeys(("truncates", "checksum", "started", "api_key", "admin_key", "remote_code", "developer", "disabled", "restores"),

@@ -552,6 +552,9 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
         "up to 40 s for decode, and prefill keeps their pages for 30 s",
     )
     yield "VLLM003", "passed", pair({"lease": 30.0}, {"waited": 0.8}, "vllm"), ""
+    for there, here, state in ((5, 0, "passed"), (0, 0, "finding"), (5, 1, "finding"), (0, 5, "finding")):
+        waits = pair({"lease": 30.0, "transfers": there}, {"waited": 40.0, "transfers": here}, "vllm")
+        yield "VLLM003", state, waits, "the other way only" if state == "passed" else "up to 40 s"
     yield "VLLM003", "finding", pair({"lease": 30.0}, {"waited": 30.0}, "vllm"), "up to 30 s"
     yield (
         "VLLM003",

@@ -328,6 +328,7 @@ EXPIRED = Fact[int](
 READ_LATE = Fact[int](
     "read_late", "how many requests' pages decode read after they had expired", (_METRICS, LOG), max
 )
+TRANSFERS = Fact[int]("transfers", "how many prompts it took from other nodes", (_METRICS,), max)
 FAILED_TRANSFERS = Fact[int]("failed_transfers", "how many transfers failed", (_METRICS,), max)
 DEVELOPER = Fact[bool]("developer", "whether developer mode is on", (_ENVIRONMENT, URL))
 

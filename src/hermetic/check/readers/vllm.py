@@ -159,11 +159,12 @@ def _sheet(name: str, kind: str) -> Sheet:
 _CACHE, _QUEUE = "vllm:cache_config_info", "vllm:request_queue_time_seconds"
 _PROMPTS, _PREFILLS = "vllm:request_prefill_kv_computed_tokens", "vllm:request_prefill_time_seconds"
 _SOURCES, _NIXL = "vllm:prompt_tokens_by_source_total", "vllm:nixl_num"
+_TAKEN = "vllm:nixl_xfer_time_seconds_count"
 METRICS = frozenset({
     _CACHE, f"{_QUEUE}_bucket", f"{_PROMPTS}_sum", f"{_PREFILLS}_sum", _SOURCES,
     f"{_NIXL}_failed_transfers_total", f"{_NIXL}_failed_notifications_total", f"{_NIXL}_kv_expired_reqs_total",
     f"{_NIXL}_notifications_after_expiry_total", "vllm:nixl_bytes_transferred_sum", "vllm:nixl_xfer_time_seconds_sum",
-    "vllm:nixl_xfer_time_seconds_count",
+    _TAKEN,
 })  # fmt: skip
 
 
@@ -230,13 +231,14 @@ def _nixl(sheet: Sheet, name: str, samples: Samples) -> None:
         if counts:
             count, kind = max(counts, key=lambda one: one[0])
             sheet.add(fact, count, f"{name}, {_NIXL}_{kind}_total")
+    taken = values.whole(samples.total(_TAKEN))
+    sheet.add(facts.TRANSFERS, taken, f"{name}, {_TAKEN}")
     size, took = (
         samples.total("vllm:nixl_bytes_transferred_sum"),
         samples.total("vllm:nixl_xfer_time_seconds_sum"),
     )
     if size and took:
-        count = values.whole(samples.total("vllm:nixl_xfer_time_seconds_count"))
-        where = f"{name}, vllm:nixl_bytes_transferred over vllm:nixl_xfer_time_seconds (transfers: {count or 0:,})"
+        where = f"{name}, vllm:nixl_bytes_transferred over vllm:nixl_xfer_time_seconds (transfers: {taken or 0:,})"
         sheet.add(facts.TRANSFER_SPEED, size / took, where)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from hermetic.check import facts, hosts
 from hermetic.check.deployment import BOTH, DECODE, PREFILL, Pair
 from hermetic.check.facts import NotKnown, Sheet
-from hermetic.check.rules.registry import Answer, rule
+from hermetic.check.rules.registry import Answer, Fine, rule
 
 _VLLM = ("vllm",)
 
@@ -76,10 +76,22 @@ def recomputes(node: Sheet) -> Answer:
     "blocks that had been given on).",
 )
 def lease_too_short(pair: Pair) -> Answer:
+    """The queue of a node that only prefills is one in front of prefill: nobody's pages are kept meanwhile."""
+    if _one_way(pair):
+        return Fine("prompts were seen to go the other way only, so nobody waits here for decode")
     waited, lease = pair.decode[facts.WAITED], pair.prefill[facts.LEASE]
     if waited >= lease:
         return f"requests were seen to wait up to {waited:g} s for decode, and prefill keeps their pages for {lease:g} s unless decode renews it"
     return None
+
+
+def _one_way(pair: Pair) -> bool:
+    """Whether of two nodes that may stand on either side the one that is taken for decode has only prefilled."""
+    halves = pair.halves
+    if any(facts.TRANSFERS not in half for half in halves):
+        return False
+    there, here = (half[facts.TRANSFERS] for half in halves)
+    return there > 0 and here == 0
 
 
 @rule(
