@@ -415,11 +415,14 @@ def test_what_the_controllers_own_configuration_decides_is_not_known() -> None:
 
 @pytest.mark.parametrize(
     "note",
-    ['nginx.ingress.kubernetes.io/mirror-target: "https://shadow/"', "nginx.ingress.kubernetes.io/server-snippet: mirror https://shadow/;"],
+    ['nginx.ingress.kubernetes.io/mirror-target: "https://me:secret@shadow/?key=secret"', "nginx.ingress.kubernetes.io/server-snippet: mirror https://shadow/;"],
 )  # fmt: skip
 def test_an_ingress_that_copies_requests_says_where_to(note: str) -> None:
     (proxy,) = manifests.read("i", INGRESS.replace("  annotations:", f"  annotations:\n    {note}")).proxies
     assert proxy.copies == "https://shadow/"
+    whole = 'nginx.ingress.kubernetes.io/mirror-request-body: "off"'
+    off = INGRESS.replace("  annotations:", f"  annotations:\n    {note}\n    {whole}")
+    assert manifests.read("i", off).proxies[0].copies == ""
 
 
 def test_an_ingress_of_another_controller_is_left_alone() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,11 @@ def test_a_result_of_sarif_is_at_a_file_that_is_there(report: Report) -> None:
     assert {json.dumps(place.get("region")) for place in places} == {
         f'{{"startLine": {line}}}' for line in (3, 4, 6)
     }
+
+
+def test_standard_input_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(COMPOSE.encode())))
+    lines = github.dump(run(CheckOptions(("-",), select=("VER003",)))).splitlines()
+    assert not any("file=" in line for line in lines)
+    assert any(line.startswith("::error title=VER003") for line in lines)

@@ -335,9 +335,11 @@ _MIRROR = "request_mirror_policies: [{cluster: shadow%s}]"
         ("", "shadow"),
         (", runtime_fraction: {default_value: {numerator: 5}}", "shadow"),
         (", runtime_fraction: {default_value: {numerator: 0}}", ""),
+        (", runtime_fraction: {default_value: {}}", ""),
+        (", runtime_fraction: {runtime_key: x, default_value: {numerator: 0}}", None),
     ],
 )
-def test_envoy_copies_requests_where_a_level_says_so(share: str, copies: str) -> None:
+def test_envoy_copies_requests_where_a_level_says_so(share: str, copies: str | None) -> None:
     """The innermost level that has policies counts (config.route.v3)."""
     mirror = _MIRROR % share
     by_route = ENVOY.replace("timeout: 600s", f"timeout: 600s\n                  {mirror}")
@@ -518,6 +520,8 @@ def test_no_damaged_configuration_ends_the_reader(data: st.DataObject, text: str
         ("mirror /copy;", "", "/copy"),
         ("mirror /copy;", "mirror off;", ""),
         ("", "mirror /copy; mirror /again;", "/copy, /again"),
+        ("", "mirror https://me:secret@shadow/?key=secret;", "https://shadow/"),
+        ("mirror_request_body off;", "mirror /copy;", ""),  # no prompt in them
     ],
 )
 def test_nginx_copies_requests_where_mirror_says_so(outer: str, inner: str, copies: str) -> None:
@@ -532,3 +536,25 @@ def test_whether_a_snippet_is_copied_is_not_known() -> None:
     assert [proxy.copies for proxy in cut.proxies] == ["/b"]
     open_end = proxies.read("n", "http {\n server { listen 80;\n location / { proxy_pass http://a; }\n")
     assert [proxy.copies for proxy in open_end.proxies] == [None]  # `mirror` may stand further on
+
+
+def test_nginx_copies_what_a_location_without_a_server_hands_on() -> None:
+    text = """http { server {
+    location / { mirror /copy; try_files $uri @llm; }
+    location /other { proxy_pass http://llm; }
+    location @llm { proxy_pass http://llm; }
+    } }\n"""
+    assert {proxy.routes: proxy.copies for proxy in all_of(text)} == {
+        "location /other -> http://llm": "", "location @llm -> http://llm": "/copy",
+    }  # fmt: skip
+
+
+def test_the_location_that_takes_nginxs_copies_makes_none() -> None:
+    text = "http { server { mirror /copy; location / { proxy_pass http://llm; }\n location = /copy { internal; proxy_pass http://shadow; } } }\n"
+    assert [proxy.copies for proxy in all_of(text)] == ["/copy", ""]
+
+
+def test_a_mirror_outside_of_every_block_is_no_crash() -> None:
+    assert proxies.read(
+        "n", "mirror /copy;\nhttp { server { location / { proxy_pass http://a; } } }\n"
+    ).proxies

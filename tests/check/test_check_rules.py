@@ -738,7 +738,7 @@ def cases() -> Iterator[tuple[str, str, Deployment, str]]:
     yield "PRX004", "passed", behind({"pairs": False}, kind="vllm-router"), "there is no other half"
     yield "PRX004", "unknown", behind({"pairs": True}, kind="sglang-router"), "sgl-model-gateway:v0.3.2"
 
-    yield "PRX005", "finding", behind({"copies": "/shadow"}), "it sends a copy of each request to /shadow"
+    yield "PRX005", "finding", behind({"copies": "/shadow"}), "it sends copies of requests to /shadow"
     yield "PRX005", "passed", behind({"copies": ""}), ""
     yield "PRX005", "unknown", behind({}), "whether it sends copies of requests elsewhere is not known"
 

@@ -139,6 +139,25 @@ def test_without_prepacking_a_linear_is_still_row_invariant(monkeypatch: pytest.
             assert torch.equal(apply(x[:count]), whole[:count]), (dtype, count)
 
 
+def test_on_a_cpu_without_bf16_a_linear_is_the_float32_product_rounded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There oneDNN refuses a bf16 weight, and no model could be loaded."""
+    monkeypatch.setattr(linear, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(linear, "_plans", {})
+    dtype = torch.bfloat16
+    weight, x = _random(1, 96, 200, dtype=dtype), _random(2, 300, 200, dtype=dtype)
+    bias = _random(3, 96, dtype=dtype)
+    apply = Linear(weight, bias)
+    whole = apply(x)
+    assert whole.dtype is dtype
+    exact = x.double() @ weight.double().T + bias.double()
+    # half a unit in the last of 8 bits, and the few that float32 rounds to the other side
+    assert ((whole.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5).all()
+    for count in (1, 2, 9, 31, 32, 40, 129, 256):
+        assert torch.equal(apply(x[:count]), whole[:count]), count
+
+
 @settings(max_examples=20)
 @given(
     plan=st.sampled_from([RowPlan(32, 32), RowPlan(2, 16, (64,)), RowPlan(1, 8)]), rows=st.integers(1, 150)

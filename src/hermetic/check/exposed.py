@@ -64,8 +64,19 @@ def _options(asked: Asked) -> ExposureOptions:
         raise OptionError(f"--prefill-speed is {asked.prefill_speed}; it must be tokens a second")
     if [str(path) for path in (*asked.logs, *asked.prefill_logs)].count("-") > 1:
         raise OptionError("- is standard input, which can be read only once")
+    if both := [path for path in asked.prefill_logs for log in asked.logs if _same(path, log)]:
+        raise OptionError(
+            f"--prefill-log {both[0]}: is one of the logs to be judged as well; each answer would be compared with itself"
+        )
     fields = dict(map(_field, asked.fields))
     return ExposureOptions(asked.pool, since, until, asked.prefill_speed, fields, asked.prefill_logs)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there, or is standard input
+        return False
 
 
 def _field(text: str) -> tuple[str, str]:
@@ -89,6 +100,8 @@ def _show(console: Console, found: Exposure) -> None:
     _times(console, found)
     for hit in found.hits[:SHOWN]:
         prompt = f"{hit.prompt:,} tokens" if hit.prompt is not None else ""
+        if hit.prefill is not None and hit.prefill != hit.prompt:
+            prompt += f" (prefill: {hit.prefill:,})"
         parts = (hit.time or "no time", plain(hit.id, 80), prompt, ", ".join(hit.signs), plain(hit.where))
         console.print(Text("  ".join(filter(None, parts))), soft_wrap=True)
     if found.fits > SHOWN:

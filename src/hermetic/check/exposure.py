@@ -46,13 +46,14 @@ _HEALTH = frozenset({
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """A response that fits. `where`: file and line."""
+    """A response that fits. `prompt`: its tokens, and what `prefill` counted, if that is known; `where`: file and line."""
 
     id: str
     time: str
     signs: tuple[str, ...]
     prompt: int | None
     where: str
+    prefill: int | None = None
 
 
 class Lacking(msgspec.Struct):
@@ -109,9 +110,12 @@ def read(paths: Sequence[Path], options: ExposureOptions) -> Exposure:
     """Judge every line of every log; `-` is standard input. Raises OptionError for fields that cannot be meant."""
     with Counts() as counts:
         judge = _Judge(options, counts)
-        for take, some in ((judge.prefill_line, options.prefill_logs), (judge.line, paths)):
-            for path in some:
-                _each(path, take, judge.found.unread)
+        for path in options.prefill_logs:
+            _each(path, judge.prefill_line, judge.found.unread)
+        if options.prefill_logs and not judge.prefill_kept:
+            judge.found.unread.append("the prefill half: no line has a request id and prompt tokens")
+        for path in paths:
+            _each(path, judge.line, judge.found.unread)
         return judge.ended()
 
 
@@ -135,16 +139,24 @@ class _Judge:
         self._lacking: dict[str, Lacking] = {}
         self._signs, self._times = Counter[str](), TimeLine()
         self._undecided = self._only_header = 0
+        self._prefill_lines = self.prefill_kept = self._several = 0
+        self._prefill_first = ""
         self._by_time = options.since is not None or options.until is not None
 
     def prefill_line(self, line: bytes | None, name: str, at: int) -> None:
         """One line of the other half's log: only what it counted, and for which request."""
         value = _object(line)
-        fields = self._plans.of(value) if value is not None else None
-        if fields is None or (prompt := tokens(fields.get("prompt"))) is None:
+        if line is not None and line.isspace():
             return
-        if (request := fields.get("id")) is not None:
+        self._prefill_lines += 1
+        fields = self._plans.of(value) if value is not None else None
+        prompt = tokens(fields.get("prompt")) if fields is not None else None
+        request = _id(fields) if fields is not None else ""
+        if request and prompt is not None:
             self._counts.add(request, prompt)
+            self.prefill_kept += 1
+        elif not self._prefill_first:
+            self._prefill_first = f"{name}, line {at}"
 
     def line(self, line: bytes | None, name: str, at: int) -> None:
         if line is not None and line.isspace():
@@ -180,20 +192,21 @@ class _Judge:
             self._lacks("no prompt tokens", name, at, value)
             return
         found.judged += 1
-        signs = self._judged(fields, prompt)
+        signs, other = self._judged(fields, prompt)
         if signs:
-            self._hit(fields, prompt, signs, when, f"{name}, line {at}")
+            self._hit(fields, (prompt, other), signs, when, f"{name}, line {at}")
 
     def _outside(self, when: datetime) -> bool:
         since, until = self.options.since, self.options.until
         return (since is not None and when < since) or (until is not None and when >= until)
 
-    def _judged(self, fields: Found, prompt: float) -> list[Sign]:
-        """The signs that an answer to a prompt of this length shows."""
+    def _judged(self, fields: Found, prompt: float) -> tuple[list[Sign], float | None]:
+        """The signs that an answer to a prompt of this length shows, and what prefill counted."""
         self.found.answered += 1
         other, signs = tokens(fields.get("prefill_prompt")), list[Sign]()
-        if other is None and self.options.prefill_logs and (request := fields.get("id")) is not None:
-            other = self._counts.of(request, prompt)
+        if other is None and self.options.prefill_logs and (request := _id(fields)):
+            other, several = self._counts.of(request, prompt)
+            self._several += several
         self.found.compared += other is not None
         if max(prompt, other or 0) > self.options.pool:
             signs.append(SIGNS[0])
@@ -203,9 +216,9 @@ class _Judge:
                 self._undecided += 1
             elif self._too_fast(fields, (prompt - cached) / self.options.prefill_speed):
                 signs.append(SIGNS[1])
-        if other is not None and other != prompt:
+        if other is not None and float(other) != float(prompt):
             signs.append(SIGNS[2])
-        return signs
+        return signs, other
 
     def _too_fast(self, fields: Found, need: float) -> bool:
         """Whether the first token came before `need` seconds; counted where it cannot be told."""
@@ -220,15 +233,25 @@ class _Judge:
             self._only_header += header is not None
         return False
 
-    def _hit(self, fields: Found, prompt: float, signs: list[Sign], when: datetime | None, where: str) -> None:  # fmt: skip
+    def _hit(
+        self,
+        fields: Found,
+        counts: tuple[float, float | None],
+        signs: list[Sign],
+        when: datetime | None,
+        where: str,
+    ) -> None:
         when = when or in_time(fields.get("time"))
         self.found.fits += 1
         self._signs.update(signs)
         self._times.add(when)
         if len(self.found.hits) < MOST_IDS:
-            name = str(fields.get("id") or "")[:LONGEST_ID]
+            prompt, other = counts
+            name = _id(fields)[:LONGEST_ID]
             stamp = when.astimezone(UTC).isoformat() if when else ""
-            self.found.hits.append(Hit(name, stamp, tuple(signs), int(prompt), where))
+            self.found.hits.append(
+                Hit(name, stamp, tuple(signs), int(prompt), where, None if other is None else int(other))
+            )
 
     def _lacks(self, why: str, name: str, at: int, value: Mapping[str, Any] | None = None) -> None:
         known = self._lacking.get(why)
@@ -267,6 +290,20 @@ class _Judge:
             )
         elif found.compared < found.answered:
             yield f"{SIGNS[2]}: of {found.answered - found.compared:,} of {found.answered:,} answers nothing says what prefill counted"
+        if left := self._prefill_lines - self.prefill_kept:
+            yield (
+                f"{SIGNS[2]}: {left:,} of {self._prefill_lines:,} lines of the prefill half have no request id or no prompt tokens (the first: {self._prefill_first}); "
+                "--field names them, in both logs alike"
+            )
+        if self._several:
+            yield f"{SIGNS[2]}: the ids of {self._several:,} answers were used for prompts of several lengths, and one that fits was taken for theirs"
+
+
+def _id(fields: Found) -> str:
+    """ "" where there is none: proxies write an empty text or `-` then."""
+    value = fields.get("id")
+    name = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return "" if name.strip() in ("", "-") else name
 
 
 def _sends_none(fields: Found) -> bool:

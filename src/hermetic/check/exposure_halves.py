@@ -20,11 +20,11 @@ class Counts:
     """Use as a context; the file is gone behind it."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[bytes, int]] = []
+        self._waiting: list[tuple[bytes, float]] = []
         self._file = sqlite3.connect("")  # a temporary file of its own (sqlite.org/inmemorydb.html)
         self._file.execute(f"PRAGMA cache_size = -{_CACHE}")
         self._file.execute("PRAGMA journal_mode = OFF")
-        self._file.execute("CREATE TABLE counts (id BLOB, tokens INTEGER, PRIMARY KEY (id, tokens)) WITHOUT ROWID")  # fmt: skip
+        self._file.execute("CREATE TABLE counts (id BLOB, tokens REAL, PRIMARY KEY (id, tokens)) WITHOUT ROWID")  # fmt: skip
 
     def __enter__(self) -> Counts:
         return self
@@ -34,19 +34,20 @@ class Counts:
     ) -> None:
         self._file.close()
 
-    def add(self, name: object, tokens: float) -> None:
+    def add(self, name: str, tokens: float) -> None:
         """One request. Raises OSError where there is no room."""
-        self._waiting.append((_key(name), _whole(tokens)))
+        self._waiting.append((_key(name), float(tokens)))
         if len(self._waiting) >= _AT_ONCE:
             self._write()
 
-    def of(self, name: object, answered: float) -> int | None:
-        """What prefill counted for the request of which `answered` tokens were answered; None if it is not there. Raises OSError."""
+    def of(self, name: str, answered: float) -> tuple[float | None, bool]:
+        """(what prefill counted for the request of which `answered` tokens were answered, None if it is not there; whether the id has several counts).
+        Raises OSError."""
         self._write()
         with _room():
             rows = self._file.execute("SELECT tokens FROM counts WHERE id = ?", (_key(name),)).fetchall()
         found = [row[0] for row in rows]
-        return _whole(answered) if _whole(answered) in found else max(found, default=None)
+        return float(answered) if float(answered) in found else max(found, default=None), len(found) > 1
 
     def _write(self) -> None:
         if self._waiting:
@@ -63,14 +64,9 @@ def _room() -> Iterator[None]:
         raise OSError(f"what prefill counted cannot be kept: {error}") from None
 
 
-def _whole(tokens: float) -> int:
-    """As SQLite can keep it."""
-    return min(int(tokens), 2**63 - 1)
-
-
-def _key(name: object) -> bytes:
+def _key(name: str) -> bytes:
     """Of any length: clients may choose an id."""
-    return blake2b(str(name).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+    return blake2b(name.encode("utf-8", "backslashreplace"), digest_size=16).digest()
 
 
 __all__ = ["Counts"]

@@ -6,8 +6,9 @@ product whose exact result is zero leaves only the rounding errors, which show e
 then cut into pieces of row counts that were found to agree; a count that was not measured is never run. (Single counts do
 stand out: 576 outputs of 1536 inputs in bf16 differ at 130, 140 and 150 rows, and not at 128, 129 or 144.)
 
-oneDNN's prepacked linear (`torch.ops.mkldnn`) is used where torch has it, in bf16 and in float32; else F.linear. It wants
-many rows at once. For the few rows of a decode step a bf16 weight is packed a second time, for kernels/matmul.py, which
+oneDNN's prepacked linear (`torch.ops.mkldnn`) is used where torch has it, in bf16 and in float32; else F.linear. On a CPU that has no instructions
+for bf16 (no AVX-512) bf16 weights are packed as float32, and each product is rounded once, as it is with such instructions, which add in
+float32 too. It wants many rows at once. For the few rows of a decode step a bf16 weight is packed a second time, for kernels/matmul.py, which
 reads it at the pace of the memory whatever the number of rows. A row has other bits there than here: what decides is
 what the row is for, never how many there are.
 """
@@ -91,9 +92,17 @@ def has_prepacking() -> bool:
     return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def multiplies_bf16() -> bool:
+    """Whether this CPU has what oneDNN needs for bf16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     if not has_prepacking():
         return lambda x: torch.nn.functional.linear(x, weight, bias)
+    if weight.dtype is torch.bfloat16 and not multiplies_bf16():
+        wide = _packed(weight.float(), None if bias is None else bias.float())
+        return lambda x: wide(x.float()).bfloat16()
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR[weight.dtype])
     apply = torch.ops.mkldnn._linear_pointwise
     return lambda x: apply(x, packed, bias, "none", [], "")

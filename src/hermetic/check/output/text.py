@@ -53,9 +53,11 @@ def show_round(
     have other numbers."""
     changed = [] if before is None else changes(before, report)
     if before is not None and not changed and not verbose:
-        for verdict in said_otherwise(before, report):
+        others = said_otherwise(before, report)
+        told = "as before, with other numbers" if others else "as before"
+        _line(console, f"round {number} at {report.started}", "bold", f"{told}: {words.headline(report, strict)}")  # fmt: skip
+        for verdict in others:
             _finding(console, verdict, None)
-        _line(console, f"round {number} at {report.started}", "bold", f"as before: {words.headline(report, strict)}")  # fmt: skip
         return
     console.print(Text(words.plain(f"round {number} at {report.started}"), style="bold"), soft_wrap=True)
     for one in changed:

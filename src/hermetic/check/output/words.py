@@ -10,6 +10,7 @@ from hermetic.check.rules import RULES
 
 _LINE = re.compile(r", line (\d{1,9})\b")
 MOST = 4  # names in a list, before it says how many more
+_NO_FILES = ("http://", "https://", "standard input", "command line")
 LONGEST = 600  # characters of one message; logs and answers can hold anything
 
 
@@ -49,7 +50,7 @@ def place(where: str, report: Report) -> tuple[str, int | None] | None:
     sources = [source for node in report.nodes for source in node.sources] + report.sources
     # a place in a file (a service of a compose file) is a source of its own, so the files themselves come first
     source = _longest(where, report.files) or _longest(where, sources)
-    if not source or source.startswith(("http://", "https://")):
+    if not source or (source not in report.files and source.startswith(_NO_FILES)):
         return None
     line = _LINE.match(where.removeprefix(source))
     return source, int(line[1]) if line is not None and int(line[1]) > 0 else None

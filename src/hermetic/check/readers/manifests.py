@@ -480,10 +480,9 @@ def _ingress(reading: Reading, source: str, resource: Mapping[str, Node]) -> Non
         proxy.retries_post = False
     elif again is not None and retries_of_nginx(again):
         proxy.retries_post = True  # without non_idempotent the controller's retry-non-idempotent decides
-    if target := notes.get(f"{_INGRESS}mirror-target"):
-        proxy.copies = target
-    elif "mirror" in settings:
-        proxy.copies = copies_of_nginx(settings["mirror"])
+    if (target := notes.get(f"{_INGRESS}mirror-target")) or "mirror" in settings:
+        whole = notes.get(f"{_INGRESS}mirror-request-body", *settings.get("mirror_request_body", ("on",))[:1])
+        proxy.copies = copies_of_nginx([target] if target else settings["mirror"], whole != "off")
     if "proxy_ignore_client_abort" in settings:
         proxy.closes_upstream = settings["proxy_ignore_client_abort"] != ["on"]
     reading.proxies.append(proxy)

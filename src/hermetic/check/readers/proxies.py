@@ -30,6 +30,7 @@ from hermetic.check.readers.yaml_text import (
     text_of,
     under,
 )
+from hermetic.check.urls import shown_url
 
 MOST = 4 * 1024**2  # characters of a configuration
 _HEAD = 1024**2
@@ -116,7 +117,7 @@ _UNITS = {
     "y": 31536000.0,
 }
 _SETTINGS = (
-    "proxy_read_timeout", "proxy_next_upstream", "proxy_next_upstream_tries", "proxy_ignore_client_abort", "proxy_timeout", "mirror",
+    "proxy_read_timeout", "proxy_next_upstream", "proxy_next_upstream_tries", "proxy_ignore_client_abort", "proxy_timeout", "mirror_request_body",
 )  # fmt: skip
 
 
@@ -253,18 +254,22 @@ def retries_of_nginx(conditions: Sequence[str]) -> bool:
     return "non_idempotent" in conditions and "off" not in conditions
 
 
-def copies_of_nginx(targets: Sequence[str] | None) -> str | None:
-    """Where `mirror` (since 1.13.4, of 2017) sends copies of a request."""
-    return None if targets is None else ", ".join(one for one in targets if one != "off")
+def copies_of_nginx(targets: Sequence[str] | None, whole: bool = True) -> str | None:
+    """Where `mirror` (since 1.13.4, of 2017) sends copies of a request; without its body (`whole`) there is no prompt in one."""
+    if targets is None or not whole:
+        return None if targets is None else ""
+    return ", ".join(shown_url(one) for one in targets if one != "off")
 
 
 def nginx_settings(text: str) -> dict[str, list[str]]:
     """The settings that matter here in a snippet, by name."""
-    return {
-        one.name: one.arguments
-        for one in nginx_directives(text)[0]
-        if one.name in _SETTINGS and one.arguments
-    }
+    found: dict[str, list[str]] = {}
+    for one in nginx_directives(text)[0]:
+        if one.name == "mirror":
+            found.setdefault(one.name, []).extend(one.arguments[:1])
+        elif one.name in _SETTINGS and one.arguments:
+            found[one.name] = one.arguments
+    return found
 
 
 def _nginx(reading: Reading, source: str, text: str) -> None:
@@ -311,6 +316,9 @@ class _Nginx:
     included: int = 0
     cut: bool = False  # some file of it ends too early
     named: frozenset[str] = frozenset()  # locations like @other of the server in hand that hand requests on
+    handed_on: list[str] = field(
+        default_factory=list
+    )  # who gets copies in its locations that have no server of their own
 
     def parsed(self, file: str, text: str) -> list[Directive]:
         directives, fault = nginx_directives(text)
@@ -337,10 +345,15 @@ class _Nginx:
                 settings[one.name] = one.arguments
         if targets := [one.arguments[0] for one, _ in spread if one.name == "mirror" and one.arguments]:
             settings["mirror"] = targets  # of which there can be several
+            if "".join(path[-1:]).startswith("location") and not any(
+                one.name == "proxy_pass" for one, _ in spread
+            ):
+                self.handed_on += [one for one in targets if one != "off"]  # as with try_files $uri @llm
         if own := [one.arguments for one, _ in spread if one.name == "error_page"]:
             settings["error_page"] = [words[-1] for words in own if not _FAILED.isdisjoint(words[:-1])]
         if path[-1:] == ("server",):
             self.named = frozenset(one.arguments[-1] for one, _ in spread if _hands_on(one))
+            self.handed_on, began = [], len(self.reading.proxies)
         for one, where in spread:
             if one.block is not None:
                 if one.name not in _NO_PROXIES:
@@ -349,6 +362,10 @@ class _Nginx:
                     )
             elif one.name == "proxy_pass" and one.arguments:
                 self._proxy(one, where, settings, path, whole)
+        if path[-1:] == ("server",) and self.handed_on:
+            for proxy in self.reading.proxies[began:]:
+                if proxy.routes.startswith("location @"):
+                    proxy.copies = copies_of_nginx([*filter(None, [proxy.copies]), *self.handed_on])
 
     def _spread(
         self, directives: Sequence[Directive], file: str, into: list[tuple[Directive, str]], depth: int = 0
@@ -407,6 +424,8 @@ class _Nginx:
             proxy.copies = ""
         else:
             self._post(proxy, settings, whole)
+            if not {*settings.get("mirror", ())}.isdisjoint(step.rpartition(" ")[2] for step in blocks):
+                proxy.copies = ""  # it takes the copies, which are copied no more
             others = self.named & {*settings.get("error_page", ())} - {path[-1].removeprefix("location ")}
             proxy.retries_post = bool(others) or proxy.retries_post
         self.reading.proxies.append(proxy)
@@ -417,7 +436,8 @@ class _Nginx:
             proxy.retries_post = False
         elif conditions is not None:
             proxy.retries_post = retries_of_nginx(conditions)
-        proxy.copies = copies_of_nginx(settings.get("mirror", [] if whole else None))
+        bodies = settings.get("mirror_request_body", ["on"]) != ["off"]
+        proxy.copies = copies_of_nginx(settings.get("mirror", [] if whole else None), bodies)
         ignores = settings.get("proxy_ignore_client_abort", ["off"] if whole else None)
         if ignores is not None:
             proxy.closes_upstream = ignores != ["on"]
@@ -551,12 +571,21 @@ def _route(
     reading.proxies.append(proxy)
 
 
-def _envoy_copies(*levels: Mapping[str, Node]) -> str:
-    """The clusters that get a copy of each request. The innermost level that says so counts; a share of 0 is none."""
-    policies = next((found for one in levels if (found := sequence(one.get("request_mirror_policies")))), [])
-    shares = [under(one, "runtime_fraction", "default_value") for one in policies]
-    wanted = [mapping(one) for one, share in zip(policies, shares, strict=True) if not share or text_of(under(share, "numerator")) not in ("", "0")]  # fmt: skip
-    return ", ".join(text_of(one.get("cluster")) or "a cluster told by the request" for one in wanted)
+def _envoy_copies(*levels: Mapping[str, Node]) -> str | None:
+    """The clusters that get copies of requests. The innermost level that says so counts; a share of 0 is none, unless what Envoy is told while it runs may
+    be another."""
+    policies = next((said for one in levels if (said := one.get("request_mirror_policies"))), [])
+    if not isinstance(policies, list):
+        return None
+    found: list[str] = []
+    unsure = False
+    for one in map(mapping, policies):
+        share = one.get("runtime_fraction")
+        if share is not None and text_of(under(share, "default_value", "numerator")) in ("", "0"):
+            unsure |= bool(text_of(under(share, "runtime_key")))
+        else:
+            found.append(text_of(one.get("cluster")) or "a cluster told by the request")
+    return ", ".join(found) or (None if unsure else "")
 
 
 def _cluster(action: Mapping[str, Node]) -> str:
@@ -798,5 +827,5 @@ def _post(condition: list[str], inverted: bool) -> bool | None:
 
 
 __all__ = [
-    "Directive", "looks_like", "nginx_directives", "nginx_settings", "read", "retries_of_nginx", "seconds_of_nginx",
+    "Directive", "copies_of_nginx", "looks_like", "nginx_directives", "nginx_settings", "read", "retries_of_nginx", "seconds_of_nginx",
 ]  # fmt: skip

@@ -34,6 +34,9 @@ _PER = {
     "node": "each node", "pair": "each pair of a prefill and a decode node", "proxy": "each proxy or router", "deployment": "the deployment as a whole",
 }  # fmt: skip
 _ENGINES = {"sglang": "SGLang", "vllm": "vLLM", "hermetic": "Hermetic"}
+_KINDS = {
+    "nginx": "location of nginx", "envoy": "route of Envoy", "sglang-router": "sglang-router", "vllm-router": "vllm-router",
+}  # fmt: skip
 _WIDTH = 100
 MOST_NEAR = 5  # codes that are written like an unknown one
 _HEAD = (
@@ -149,7 +152,8 @@ def _asked(rule: Rule) -> str:
         ["any engine"] if rule.per in ("node", "pair") else []
     )
     limits = "; ".join(" or ".join(some) for some in (of, rule.roles) if some)
-    return f"Asked of {_PER[rule.per]}{f' ({limits})' if limits else ''}. Severity: {rule.severity}."
+    subject = f"each {' or '.join(_KINDS[kind] for kind in rule.kinds)}" if rule.kinds else _PER[rule.per]
+    return f"Asked of {subject}{f' ({limits})' if limits else ''}. Severity: {rule.severity}."
 
 
 def _plain(paragraph: str) -> str:

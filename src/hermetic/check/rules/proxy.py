@@ -133,7 +133,7 @@ def cancels_one(proxy: Proxy, deployment: Deployment) -> Answer:
 
 @rule(
     "PRX005",
-    "the proxy sends a copy of each request to another server",
+    "the proxy sends copies of requests to another server",
     severity="warning",
     per="proxy",
     kinds=("nginx", "envoy"),
@@ -146,7 +146,7 @@ def cancels_one(proxy: Proxy, deployment: Deployment) -> Answer:
 )
 def copies(proxy: Proxy, deployment: Deployment) -> Answer:
     where = _said(proxy, proxy.copies, "whether it sends copies of requests elsewhere")
-    return f"it sends a copy of each request to {where}" if where else None
+    return f"it sends copies of requests to {where}" if where else None
 
 
 def _may_be_half(node: Sheet) -> bool:
