@@ -35,7 +35,7 @@ class Proxy:
     """nginx, Envoy, HAProxy or a router before the nodes. Seconds; None: it does not say, and its kind's default is not known. math.inf: it never gives up.
 
     `closes_upstream`: whether it closes the connection to the server when the client leaves before the first token.
-    `copies`: where it sends a copy of each request, "" for nowhere.
+    `copies`: where it sends copies of requests, "" for nowhere.
     `pairs`: of a router, whether it sends each request to two halves; `cancels_both`: whether it cancels one when the other fails."""
 
     name: str
